@@ -1,0 +1,88 @@
+"""What can go wrong, each with the way out. Standard library alone."""
+
+from __future__ import annotations
+
+
+class RematcError(Exception):
+    """Base of every error that rematc raises on purpose."""
+
+
+class OptionError(RematcError, ValueError):
+    """A setting can't be read; the message lists what can."""
+
+
+class ProblemError(RematcError, ValueError):
+    """A problem contradicts itself, or a problem file can't be read."""
+
+
+class PlanError(RematcError, ValueError):
+    """A plan does not fit its problem: it reads what is not there, repeats what it may not, ..."""
+
+
+class CaptureError(RematcError):
+    """The model, or the file that builds it, can't be turned into a graph to plan for."""
+
+
+class BudgetError(RematcError):
+    """No plan fits the budget.
+
+    ``minimum_bytes`` is the smallest budget that is accepted, ``budget_bytes`` what was asked,
+    ``step`` the op at which the floor is reached, and ``largest`` the three largest values alive
+    there, as (name, bytes), largest first.
+
+    >>> raise BudgetError(100, 120, step="mm_4", largest=(("relu", 64),))
+    Traceback (most recent call last):
+    rematc.errors.BudgetError: ...
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        minimum_bytes: int,
+        *,
+        step: str,
+        largest: tuple[tuple[str, int], ...],
+        resident_bytes: int = 0,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.minimum_bytes = minimum_bytes
+        self.step = step
+        self.largest = largest
+        self.resident_bytes = resident_bytes
+        alive = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+        super().__init__(
+            f"a budget of {format_bytes(budget_bytes)} can't be met: the smallest that can is "
+            f"{format_bytes(minimum_bytes)} ({minimum_bytes} bytes), of which "
+            f"{format_bytes(resident_bytes)} is resident before the step (parameters, inputs, reserve).\n"
+            f"  in the way: at op {step!r} recomputation can save nothing more; "
+            f"largest alive there: {alive or 'nothing'}.\n"
+            f"  what to try: budget={minimum_bytes}, a smaller batch or sequence, "
+            f"a lower precision, or a smaller reserve."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (
+            self.budget_bytes,
+            self.minimum_bytes,
+            self.step,
+            self.largest,
+            self.resident_bytes,
+        )
+
+
+def _rebuild(
+    budget: int, minimum: int, step: str, largest: tuple[tuple[str, int], ...], resident: int
+) -> BudgetError:
+    return BudgetError(budget, minimum, step=step, largest=largest, resident_bytes=resident)
+
+
+def format_bytes(n: int) -> str:
+    """``n`` bytes for people, in powers of 1000.
+
+    >>> format_bytes(21_390_000_000), format_bytes(999), format_bytes(154_537_992)
+    ('21.39 GB', '999 B', '154.54 MB')
+    """
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if abs(n) >= size:
+            return f"{n / size:.2f} {unit}"
+    return f"{n} B"

@@ -1,0 +1,113 @@
+"""Every setting, parsed and checked once, at the edge. Standard library alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rematc.errors import OptionError
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+Budget = str | int | None
+Inner = Literal["inductor", "eager"]
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class SolveOptions:
+    """How long to search, in seconds, and how close to the proven optimum is close enough.
+
+    >>> SolveOptions(time_limit_s=5).gap
+    0.01
+    """
+
+    time_limit_s: float = 30.0
+    gap: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.time_limit_s) or self.time_limit_s <= 0:
+            raise OptionError(f"time_limit_s={self.time_limit_s!r}: give seconds above zero, as in 30")
+        if not _is_number(self.gap) or self.gap < 0:
+            raise OptionError(f"gap={self.gap!r}: give a fraction of at least zero, as in 0.01 for 1 %")
+
+
+def parse_budget(budget: Budget, device_bytes: int | None = None) -> int | None:
+    """``budget`` in bytes; None is no limit. GB is 10^9 bytes and GiB 2^30.
+
+    ``device_bytes`` is the memory of the device, for a budget in percent; None: the device has no
+    memory of its own, and a percentage is refused. Raises `OptionError` for what can't be read.
+
+    >>> parse_budget("20GB"), parse_budget("18.5GiB"), parse_budget(12), parse_budget(None)
+    (20000000000, 19864223744, 12, None)
+    >>> parse_budget("80%", device_bytes=1000)
+    800
+    """
+    how = 'give "20GB", "18.5GiB", "80%", a whole number of bytes, or None for no limit'
+    if budget is None:
+        return None
+    if isinstance(budget, int) and not isinstance(budget, bool):
+        nbytes = budget
+    elif isinstance(budget, str) and (m := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", budget)):
+        nbytes = _share(float(m[1]), device_bytes, budget)
+    elif isinstance(budget, str) and (m := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", budget)):
+        unit = m[2].upper() or "B"
+        if unit not in UNITS:
+            raise OptionError(f"budget {budget!r}: unknown unit {m[2]!r}; {how}")
+        nbytes = int(float(m[1]) * UNITS[unit]) if "." in m[1] else int(m[1]) * UNITS[unit]
+    else:
+        raise OptionError(f"can't read the budget {budget!r}: {how}")
+    if nbytes <= 0:
+        raise OptionError(f"budget {budget!r}: must be above zero; {how}")
+    return nbytes
+
+
+def _share(percent: float, device_bytes: int | None, given: str) -> int:
+    if device_bytes is None:
+        raise OptionError(
+            f"budget {given!r}: a percentage is of the device's own memory, and the model is on the "
+            'CPU, which shares its memory with everything else; give bytes, as in "20GB"'
+        )
+    if percent > 100:
+        raise OptionError(f"budget {given!r}: more than all of the device; give at most 100%")
+    return int(device_bytes * percent / 100)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of `rematc.backend`, checked; equal and hashable by their values.
+
+    >>> Options(budget="20GB") == Options(budget="20GB")
+    True
+    """
+
+    budget: Budget
+    inner: Inner = "inductor"
+    reserve: int | str = 0
+    optimizer: Any = None
+    solve: SolveOptions = SolveOptions()
+
+    def __post_init__(self) -> None:
+        is_percent = isinstance(self.budget, str) and "%" in self.budget
+        parse_budget(self.budget, device_bytes=100 if is_percent else None)
+        if self.inner not in ("inductor", "eager"):
+            raise OptionError(f'inner={self.inner!r}: give "inductor" or "eager"')
+        if self.optimizer is not None and not (
+            callable(self.optimizer) or hasattr(self.optimizer, "param_groups")
+        ):
+            raise OptionError(
+                f"optimizer={self.optimizer!r}: give an optimizer, or a function from parameters to one, "
+                "as in lambda params: torch.optim.AdamW(params)"
+            )
+        if self.reserve_bytes < 0:
+            raise OptionError(f"reserve={self.reserve!r}: must not be below zero")
+
+    @property
+    def reserve_bytes(self) -> int:
+        """``reserve`` in bytes."""
+        return 0 if self.reserve in (0, None) else parse_budget(self.reserve) or 0

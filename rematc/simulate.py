@@ -1,0 +1,196 @@
+"""The judge: walk a plan step by step, count live bytes, refuse what can't run.
+
+Shares no code with the solver. Each run of an op makes new *instances* of the storages it
+allocates; a view joins the instance it was taken of. An instance is alive from the step that
+makes it to the last step that reads any value on it, or to the end if the caller holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rematc.errors import PlanError
+from rematc.graph import Graph
+from rematc.plan import Plan
+from rematc.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run of an op: its index, the pass it runs in, and whether it ran before."""
+
+    op: int
+    phase: str
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Live bytes at each step of a plan, resident included.
+
+    ``live_bytes[i]`` counts what is alive while ``steps[i]`` runs, its workspace too;
+    ``end_bytes`` what is needed once the last has run. ``at_peak`` lists (value name, bytes),
+    largest first, ``peak_step`` is the index of the step (``len(steps)``: the end).
+    """
+
+    steps: tuple[Step, ...]
+    live_bytes: tuple[int, ...]
+    end_bytes: int
+    peak_bytes: int
+    peak_step: int
+    at_peak: tuple[tuple[str, int], ...]
+    recompute_ns: int
+
+    def peak_name(self, graph: Graph) -> str:
+        """Name of the op at the peak."""
+        if self.peak_step == len(self.steps):
+            return "end of backward"
+        return graph.ops[self.steps[self.peak_step].op].name
+
+
+class _Instance:
+    __slots__ = ("birth", "death", "name", "size")
+
+    def __init__(self, name: str, size: int, birth: int) -> None:
+        self.name, self.size, self.birth, self.death = name, size, birth, birth
+
+
+class _Walk:
+    """The state of one walk: which instance each value is bound to, and when each is alive."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.graph = problem, problem.graph
+        self.resident = _Instance("resident", 0, 0)
+        self.instances: list[_Instance] = []
+        self.bound: dict[int, _Instance] = dict.fromkeys(self.graph.inputs, self.resident)
+        self.steps: list[Step] = []
+        self.ran: set[int] = set()
+
+    def new(self, value: int, birth: int) -> _Instance:
+        v = self.graph.values[value]
+        instance = _Instance(v.name, self.graph.storage_bytes[v.storage], birth)
+        self.instances.append(instance)
+        return instance
+
+    def read(self, value: int, step: int, who: str) -> None:
+        if value not in self.bound:
+            name = self.graph.values[value].name
+            raise PlanError(f"{who} reads {name!r}, which is neither saved nor recomputed there")
+        self.bound[value].death = step
+
+    def run(self, op_index: int, phase: str) -> None:
+        op, now = self.graph.ops[op_index], len(self.steps)
+        again = op_index in self.ran
+        if op.phase == "forward" and phase == "backward" and op.needed:
+            raise PlanError(f"op {op.name!r} must run in forward alone: {op.needed}")
+        if again and op.pin:
+            raise PlanError(f"op {op.name!r} may not run twice: {op.pin}")
+        if again and op.phase == "backward":
+            raise PlanError(f"backward op {op.name!r} runs twice")
+        for v in op.inputs:
+            self.read(v, now, f"op {op.name!r}")
+        joined = {self.graph.values[v].storage: self.bound[v] for v in op.inputs}
+        joined.update(dict.fromkeys(self.graph.resident, self.resident))
+        for v in op.outputs:
+            storage = self.graph.values[v].storage
+            if storage not in joined:
+                joined[storage] = self.new(v, now)
+            self.bound[v] = joined[storage]
+        self.steps.append(Step(op_index, phase, again))
+        self.ran.add(op_index)
+
+
+def simulate(problem: Problem, plan: Plan) -> Profile:
+    """Walk ``plan`` over ``problem`` and return its `Profile`.
+
+    Raises `PlanError` where the plan reads a value that is not at hand, runs a pinned op a second
+    time, leaves out a backward op or changes their order. Does not look at the budget: see `validate`.
+    """
+    graph = problem.graph
+    walk = _Walk(problem)
+    for i in graph.forward_steps(plan.saved):
+        walk.run(i, "forward")
+    boundary = len(walk.steps)
+    held = [_at(walk, v, "the forward pass returns") for v in graph.outputs]
+    saved = {v: _at(walk, v, "the plan saves") for v in plan.saved}
+    for instance in saved.values():
+        instance.death = max(instance.death, boundary)
+    at_hand = dict.fromkeys(graph.inputs, walk.resident)
+    tangents = {v: walk.new(v, boundary) for v in graph.tangents}
+    walk.bound = {**at_hand, **saved, **tangents}
+    _check_order(graph, plan)
+    for i in plan.backward:
+        walk.run(i, "backward")
+    held += [_at(walk, v, "the backward pass returns") for v in graph.gradients]
+    end = len(walk.steps)
+    for instance in (*held, *tangents.values()):
+        instance.death = end
+    return _profile(problem, walk, end)
+
+
+def judged(problem: Problem, plan: Plan) -> Plan:
+    """``plan`` with its peak, cost, budget and digest filled in from the simulation."""
+    profile = simulate(problem, plan)
+    return replace(
+        plan,
+        cost_ns=profile.recompute_ns,
+        peak_bytes=profile.peak_bytes,
+        budget_bytes=problem.budget_bytes,
+        digest=problem.digest,
+    )
+
+
+def validate(problem: Problem, plan: Plan) -> Profile:
+    """`simulate`, and raise `PlanError` unless the plan's peak, cost and problem are what it says."""
+    if plan.digest and plan.digest != problem.digest:
+        raise PlanError(f"the plan is for problem {plan.digest}, and this is {problem.digest}")
+    profile = simulate(problem, plan)
+    budget = problem.budget_bytes
+    if budget is not None and profile.peak_bytes > budget:
+        name = profile.peak_name(problem.graph)
+        raise PlanError(
+            f"the plan peaks at {profile.peak_bytes} bytes at {name!r}, over the budget of {budget}"
+        )
+    if (plan.peak_bytes, plan.cost_ns) != (profile.peak_bytes, profile.recompute_ns):
+        raise PlanError(
+            f"the plan claims a peak of {plan.peak_bytes} bytes and a cost of {plan.cost_ns} ns; "
+            f"they are {profile.peak_bytes} and {profile.recompute_ns}"
+        )
+    if plan.bound_ns > plan.cost_ns:
+        raise PlanError(f"the plan's lower bound {plan.bound_ns} is above its cost {plan.cost_ns}")
+    return profile
+
+
+def _at(walk: _Walk, value: int, who: str) -> _Instance:
+    walk.read(value, max(len(walk.steps) - 1, 0), who)
+    return walk.bound[value]
+
+
+def _check_order(graph: Graph, plan: Plan) -> None:
+    given = [i for i in plan.backward if graph.ops[i].phase == "backward"]
+    if given != list(graph.backward_steps):
+        raise PlanError("the plan's backward ops are not the graph's, or not in their order")
+
+
+def _profile(problem: Problem, walk: _Walk, end: int) -> Profile:
+    change = [0] * (end + 2)
+    for it in walk.instances:
+        change[it.birth] += it.size
+        change[it.death + 1] -= it.size
+    live, now = [], problem.resident_bytes
+    for i, step in enumerate(walk.steps):
+        now += change[i]
+        live.append(now + problem.costs[step.op].workspace_bytes)
+    end_bytes = now + change[end] + problem.epilogue_bytes
+    peak_step = max(range(end + 1), key=[*live, end_bytes].__getitem__)
+    alive = [it for it in walk.instances if it.birth <= peak_step <= it.death and it.size]
+    alive.sort(key=lambda it: -it.size)
+    return Profile(
+        steps=tuple(walk.steps),
+        live_bytes=tuple(live),
+        end_bytes=end_bytes,
+        peak_bytes=[*live, end_bytes][peak_step],
+        peak_step=peak_step,
+        at_peak=tuple((it.name, it.size) for it in alive),
+        recompute_ns=sum(problem.costs[s.op].runtime_ns for s in walk.steps if s.recompute),
+    )
