@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from rematc.errors import PlanError
+from rematc.problem import TEXT, WHOLE, WHOLES, Kind, list_of, or_null, read_object
 
 FORMAT = "rematc.plan/1"
 
@@ -55,12 +56,19 @@ class Plan:
     @staticmethod
     def from_json(text: str) -> Plan:
         """Read what `to_json` wrote; `PlanError` says what is wrong with anything else."""
-        try:
-            data = json.loads(text)
-            if data.pop("format") != FORMAT:
-                raise PlanError(f"not a plan in the format {FORMAT!r}")
-            for key in ("saved", "backward", "notes"):
-                data[key] = tuple(data[key])
-            return Plan(**data)
-        except (KeyError, TypeError, ValueError) as e:
-            raise PlanError(f"not a plan file ({type(e).__name__}: {e})") from e
+        return Plan(**read_object(text, FORMAT, _PLAN, PlanError))
+
+
+_PLAN = {
+    "saved": WHOLES,
+    "backward": WHOLES,
+    "cost_ns": WHOLE,
+    "bound_ns": WHOLE,
+    "peak_bytes": WHOLE,
+    "budget_bytes": or_null(WHOLE),
+    "status": TEXT,
+    "strategy": TEXT,
+    "solve_s": Kind("a number of seconds", lambda x: type(x) in (int, float) and x >= 0),
+    "digest": TEXT,
+    "notes": list_of("texts", TEXT.fits),
+}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from rematc.errors import ProblemError
+from rematc.errors import ProblemError, RematcError
 from rematc.graph import Graph, Op, Value
 
 FORMAT = "rematc.problem/1"
@@ -92,32 +93,15 @@ class Problem:
     @staticmethod
     def from_json(text: str) -> Problem:
         """Read what `to_json` wrote; `ProblemError` says what is wrong with anything else."""
-        try:
-            data = json.loads(text)
-            if data["format"] != FORMAT:
-                raise ProblemError(f"this is {data['format']!r}, and this rematc reads {FORMAT!r}")
-            return _from_dict(data)
-        except (KeyError, TypeError, ValueError) as e:
-            raise ProblemError(f"not a problem file ({type(e).__name__}: {e})") from e
-
-
-def _from_dict(data: dict[str, Any]) -> Problem:
-    ops = []
-    costs = []
-    for raw in data["ops"]:
-        fields = dict(raw)
-        costs.append(OpCost(fields.pop("runtime_ns"), fields.pop("workspace_bytes")))
-        fields["inputs"], fields["outputs"] = tuple(fields["inputs"]), tuple(fields["outputs"])
-        ops.append(Op(**fields))
-    ends = {k: tuple(data[k]) for k in ("inputs", "tangents", "outputs", "gradients")}
-    values = tuple(Value(name, storage) for name, storage in data["values"])
-    return Problem(
-        Graph(tuple(data["storage_bytes"]), values, tuple(ops), **ends),
-        tuple(costs),
-        data["budget_bytes"],
-        data["resident_bytes"],
-        data["epilogue_bytes"],
-    )
+        top = read_object(text, FORMAT, _PROBLEM, ProblemError)
+        ops = [checked(op, _OP, ProblemError, f"op {i}") for i, op in enumerate(top.pop("ops"))]
+        costs = tuple(OpCost(op.pop("runtime_ns"), op.pop("workspace_bytes")) for op in ops)
+        graph = Graph(
+            values=tuple(Value(name, storage) for name, storage in top.pop("values")),
+            ops=tuple(Op(**op) for op in ops),
+            **{key: top.pop(key) for key in ("storage_bytes", "inputs", "tangents", "outputs", "gradients")},
+        )
+        return Problem(graph, costs, **top)
 
 
 def check(problem: Problem) -> None:
@@ -133,6 +117,8 @@ def check(problem: Problem) -> None:
     if any(not 0 <= v.storage < len(g.storage_bytes) for v in g.values):
         raise ProblemError("a value stands in a storage that does not exist")
     made = {*g.inputs, *g.tangents}
+    if any(not 0 <= v < len(g.values) for v in made):
+        raise ProblemError("an input or a tangent is a value that does not exist")
     phase = "forward"
     for op in g.ops:
         if phase == "backward" and op.phase == "forward":
@@ -148,3 +134,90 @@ def check(problem: Problem) -> None:
     for v in (*g.outputs, *g.gradients):
         if v not in made:
             raise ProblemError(f"value {v} is an output and nobody makes it")
+
+
+class Kind(NamedTuple):
+    """What a field of a file must be: in words, and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_whole(x: Any) -> bool:
+    return type(x) is int and x >= 0
+
+
+def _is_pair(x: Any) -> bool:
+    return isinstance(x, list) and len(x) == 2 and isinstance(x[0], str) and _is_whole(x[1])
+
+
+def list_of(words: str, fits: Callable[[Any], bool]) -> Kind:
+    """The kind of a list whose entries all fit."""
+    return Kind(f"a list of {words}", lambda x: isinstance(x, list) and all(map(fits, x)))
+
+
+def or_null(kind: Kind) -> Kind:
+    """``kind``, or nothing at all."""
+    return Kind(f"{kind.words}, or null", lambda x: x is None or kind.fits(x))
+
+
+WHOLE = Kind("a whole number of at least zero", _is_whole)
+WHOLES = list_of("whole numbers of at least zero", _is_whole)
+TEXT = Kind("text", lambda x: isinstance(x, str))
+
+_PROBLEM = {
+    "budget_bytes": or_null(WHOLE),
+    "resident_bytes": WHOLE,
+    "epilogue_bytes": WHOLE,
+    "storage_bytes": WHOLES,
+    "values": list_of("pairs of a name and a storage", _is_pair),
+    "ops": list_of("objects", lambda x: isinstance(x, dict)),
+    "inputs": WHOLES,
+    "tangents": WHOLES,
+    "outputs": WHOLES,
+    "gradients": WHOLES,
+}
+_OP = {
+    "name": TEXT,
+    "target": TEXT,
+    "inputs": WHOLES,
+    "outputs": WHOLES,
+    "phase": Kind('"forward" or "backward"', lambda x: x in ("forward", "backward")),
+    "pin": or_null(TEXT),
+    "needed": or_null(TEXT),
+    "module": TEXT,
+    "runtime_ns": WHOLE,
+    "workspace_bytes": WHOLE,
+}
+
+
+def read_object(text: str, form: str, kinds: Mapping[str, Kind], error: type[RematcError]) -> dict[str, Any]:
+    """The fields of a file that says it is in the format ``form``, `checked`; raises ``error``."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise error(f"not a {form} file: it can't be read as JSON ({e})") from e
+    found = data.pop("format", None) if isinstance(data, dict) else None
+    if found != form:
+        raise error(f"not a {form} file: its format is {_short(found)}")
+    return checked(data, kinds, error, f"this {form} file")
+
+
+def checked(
+    data: dict[str, Any], kinds: Mapping[str, Kind], error: type[RematcError], where: str
+) -> dict[str, Any]:
+    """``data``, lists as tuples, if it has these fields, no others, each of its kind; else ``error``."""
+    missing = [key for key in kinds if key not in data]
+    unknown = [key for key in data if key not in kinds]
+    if missing or unknown:
+        wrong = [f"lacks {key!r}" for key in missing] + [f"has an unknown {key!r}" for key in unknown]
+        raise error(f"{where} {', '.join(wrong)}")
+    for key, kind in kinds.items():
+        if not kind.fits(data[key]):
+            raise error(f"{where}: {key!r} must be {kind.words}, and is {_short(data[key])}")
+    return {key: tuple(x) if isinstance(x, list) else x for key, x in data.items()}
+
+
+def _short(x: object) -> str:
+    text = repr(x)
+    return text if len(text) <= 60 else f"{text[:57]}..."
