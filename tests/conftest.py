@@ -1,0 +1,35 @@
+"""What all tests share: the same threads, examples and caches on every machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+# Read when torch and rematc are first imported, so set before either is.
+_cache = tempfile.TemporaryDirectory(prefix="rematc-tests-")
+os.environ["REMATC_CACHE_DIR"] = _cache.name
+os.environ["OMP_NUM_THREADS"] = "2"
+
+settings.register_profile("rematc", derandomize=True, deadline=None, database=None)
+settings.load_profile("rematc")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _remove_cache() -> Iterator[None]:
+    yield
+    _cache.cleanup()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu:
+        return
+    import torch  # only when a test asks for it: most need no torch
+
+    if not torch.cuda.is_available():
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))

@@ -1,0 +1,155 @@
+"""Who may import whom, read from the source: docs and design promise it, and this holds the files to it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LEAVES = ("rematc.graph", "rematc.options", "rematc.errors")
+NO_TORCH = (
+    *LEAVES,
+    "rematc.problem",
+    "rematc.plan",
+    "rematc.schedule",
+    "rematc.simulate",
+    "rematc.baselines",
+    "rematc.solve",
+    "rematc.report",
+)
+NO_SOLVER = ("rematc.passes", "rematc.capture", "rematc.simulate")
+MAX_LINES = 320
+
+
+def sources() -> dict[str, Path]:
+    """Each file of rematc/ and passes/, by the name it is imported under."""
+    found = {}
+    for path in sorted([*(ROOT / "rematc").rglob("*.py"), *(ROOT / "passes").rglob("*.py")]):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] == "passes":
+            parts = ("rematc", *parts)
+        found[".".join(p for p in parts if p != "__init__")] = path
+    return found
+
+
+SOURCES = sources()
+each_file = pytest.mark.parametrize("name", SOURCES)
+
+
+def within(name: str, *rooms: str) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+
+
+def imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Every module that the file may import, at its top or inside a function, in full."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def chains(tree: ast.AST) -> Iterator[str]:
+    """Every dotted name, as torch.fx.Node; of a chain, its shorter heads too."""
+    for node in ast.walk(tree):
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if parts and isinstance(node, ast.Name):
+            yield ".".join([node.id, *reversed(parts)])
+
+
+def is_private(dotted: str) -> bool:
+    """Whether it is a private name of torch: torch._dynamo, torch.fx._lazy, functorch.compile."""
+    first, *rest = dotted.split(".")
+    hidden = any(p.startswith("_") and not p.startswith("__") for p in rest)
+    return first == "functorch" or (first == "torch" and hidden)
+
+
+def read(name: str) -> tuple[ast.Module, set[str]]:
+    path = SOURCES[name]
+    tree = ast.parse(path.read_text())
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return tree, set(imports(tree, package))
+
+
+def test_the_reader_of_imports_sees_every_form() -> None:
+    text = """
+import torch.fx
+from rematc import solve
+from . import capture
+from ..costs import roofline
+def f():
+    from torch._inductor import config
+"""
+    found = set(imports(ast.parse(text), "rematc.solve"))
+    assert {"torch.fx", "rematc.solve", "rematc.solve.capture", "rematc.costs.roofline"} <= found
+    assert "torch._inductor.config" in found
+    assert "torch._dynamo.config" in set(chains(ast.parse("x = torch._dynamo.config.verbose")))
+    assert [is_private(n) for n in ("torch._dynamo", "torch.__version__", "torch.fx.Node")] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("name", [n for n in SOURCES if n in LEAVES])
+def test_the_leaves_import_the_standard_library_alone(name: str) -> None:
+    allowed = {*sys.stdlib_module_names}
+    strangers = [n for n in read(name)[1] if n.split(".")[0] not in allowed and not within(n, *LEAVES)]
+    assert not strangers
+
+
+@pytest.mark.parametrize("name", [n for n in SOURCES if within(n, *NO_TORCH)])
+def test_the_solver_s_side_never_imports_torch(name: str) -> None:
+    assert not [n for n in read(name)[1] if within(n, "torch", "functorch")]
+
+
+@pytest.mark.parametrize("name", [n for n in SOURCES if within(n, *NO_SOLVER)])
+def test_passes_capture_and_the_judge_never_import_the_solver(name: str) -> None:
+    assert not [n for n in read(name)[1] if within(n, "rematc.solve")]
+
+
+@each_file
+def test_private_names_of_torch_stand_in_compat_alone(name: str) -> None:
+    tree, imported = read(name)
+    if name != "rematc.compat":
+        assert not sorted(n for n in {*imported, *chains(tree)} if is_private(n))
+
+
+@each_file
+def test_each_file_says_what_it_is_and_is_read_in_one_sitting(name: str) -> None:
+    assert ast.get_docstring(read(name)[0]), "no module docstring"
+    assert len(SOURCES[name].read_text().splitlines()) <= MAX_LINES
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules loaded once ``code`` has run in a fresh interpreter."""
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.splitlines()[-1].split())
+
+
+def test_import_rematc_is_light() -> None:
+    loaded = loaded_by("import rematc")
+    assert "rematc" in loaded
+    assert not loaded & {"ortools", "torch._inductor"}
+
+
+def test_the_solver_s_side_loads_without_torch() -> None:
+    names = [n for n in SOURCES if within(n, *NO_TORCH) and not n.endswith("__main__")]
+    loaded = loaded_by("".join(f"import {n}\n" for n in names))
+    assert set(names) <= loaded
+    assert "torch" not in loaded
