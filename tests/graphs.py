@@ -1,0 +1,213 @@
+"""Small problems for the tests: random ones of up to ten ops, and families known by hand."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import strategies as st
+
+from rematc.graph import Graph, Op, Phase, Value
+from rematc.plan import Plan
+from rematc.problem import OpCost, Problem
+from rematc.schedule import just_in_time
+from rematc.simulate import simulate
+from tests import oracle
+
+
+class Builder:
+    """Makes a graph op by op; each method returns the values that it adds."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.costs: list[OpCost] = []
+        self.inputs: list[int] = []
+        self.tangents: list[int] = []
+
+    def value(self, name: str, size: int | None = None, alias: int | None = None) -> int:
+        """A value of ``size`` bytes, or on the storage of the value ``alias``."""
+        if alias is None:
+            self.sizes.append(size or 0)
+        storage = len(self.sizes) - 1 if alias is None else self.values[alias].storage
+        self.values.append(Value(name, storage))
+        return len(self.values) - 1
+
+    def input(self, name: str, size: int = 0) -> int:
+        self.inputs.append(self.value(name, size))
+        return self.inputs[-1]
+
+    def tangent(self, name: str, size: int = 0) -> int:
+        self.tangents.append(self.value(name, size))
+        return self.tangents[-1]
+
+    def op(
+        self,
+        name: str,
+        reads: list[int],
+        *sizes: int,
+        phase: Phase = "forward",
+        ns: int = 1,
+        workspace: int = 0,
+        view_of: int | None = None,
+        target: str = "aten.sin.default",
+        pin: str | None = None,
+        needed: str | None = None,
+        module: str = "",
+    ) -> list[int]:
+        """An op that makes a value for each of ``sizes``, or one view of ``view_of``."""
+        if view_of is not None:
+            made = [self.value(f"{name}.0", alias=view_of)]
+        else:
+            made = [self.value(f"{name}.{i}", size) for i, size in enumerate(sizes)]
+        self.ops.append(Op(name, target, tuple(reads), tuple(made), phase, pin, needed, module))
+        self.costs.append(OpCost(ns, workspace))
+        return made
+
+    def problem(
+        self, outputs: list[int], gradients: list[int], resident: int = 0, epilogue: int = 0
+    ) -> Problem:
+        graph = Graph(
+            storage_bytes=tuple(self.sizes),
+            values=tuple(self.values),
+            ops=tuple(self.ops),
+            inputs=tuple(self.inputs),
+            tangents=tuple(self.tangents),
+            outputs=tuple(outputs),
+            gradients=tuple(gradients),
+        )
+        return Problem(graph, tuple(self.costs), None, resident, epilogue)
+
+
+def chain(n: int, ns: int = 1, target: str = "aten.sin.default") -> Problem:
+    """``n`` layers: f_i reads a_{i-1}, makes a_i; b_i reads a_{i-1} and dy_i, makes dy_{i-1}.
+
+    All of one byte and ``ns``, but the input x (resident) and the tangent dy_n, of none. The output
+    is a_n, which backward doesn't read: saving all keeps a_1 .. a_n, and b_n adds dy_{n-1}.
+    """
+    b = Builder()
+    a = [b.input("x")]
+    for i in range(1, n + 1):
+        a += b.op(f"f{i}", [a[-1]], 1, ns=ns, target=target, module=f"model.layers.{i - 1}")
+    dy = b.tangent(f"dy{n}")
+    for i in range(n, 0, -1):
+        (dy,) = b.op(f"b{i}", [a[i - 1], dy], 1, phase="backward", ns=ns)
+    return b.problem([a[n]], [dy])
+
+
+def skip(n: int) -> Problem:
+    """A U-Net of ``n`` levels: the value of the way down is read at the same level of the way up."""
+    b = Builder()
+    down = [b.input("x")]
+    for i in range(n):
+        down += b.op(f"down{i}", [down[-1]], 2 ** (n - i), ns=2)
+    up = [b.op("middle", [down[-1]], 1, ns=2)[0]]
+    reads = []
+    for i in reversed(range(n)):
+        reads.append([up[-1], down[i + 1]])
+        up += b.op(f"up{i}", reads[-1], 2 ** (n - i), ns=3)
+    dy = b.tangent("dy", 2**n)
+    ways: dict[int, int] = {}
+    for i, read in reversed(list(enumerate(reads))):
+        size = b.sizes[b.values[read[0]].storage]
+        dy, dskip = b.op(f"up{n - 1 - i}_bw", [dy, *read], size, 2 ** (i + 1), phase="backward", ns=6)
+        ways[n - 1 - i] = dskip
+    (dy,) = b.op("middle_bw", [dy, down[n]], 2, phase="backward", ns=4)
+    for i in reversed(range(n)):
+        (dy,) = b.op(f"down{i}_bw", [dy, ways[i], down[i]], 2 ** (n - i + 1), phase="backward", ns=4)
+    return b.problem([up[-1]], [dy])
+
+
+def random_problem(seed: int | random.Random, ops: int = 10) -> Problem:
+    """A problem of at most ``ops`` ops (at least 4) with all that a real graph has, at random."""
+    rng = seed if isinstance(seed, random.Random) else random.Random(seed)
+    b = Builder()
+    for i in range(rng.randint(1, 2)):
+        b.input(f"x{i}", _size(rng))
+    forward = rng.randint(2, 3) if ops < 6 else rng.randint(4, max(4, min(6, ops - 3)))
+    backward = rng.randint(min(3, ops - forward), min(6, ops - forward))
+    for i in range(forward):
+        _forward_op(b, rng, f"f{i}", small=i == forward - 1)
+    made = [v for op in b.ops for v in op.outputs]
+    outputs = sorted({made[-1], *rng.sample(made, int(rng.random() < 0.3))})
+    grads = [b.tangent(f"t{i}", _small(rng)) for i in range(len(outputs))]
+    for i in range(backward):
+        last = max(1, len(made) - i * len(made) // backward)
+        grads += _backward_op(b, rng, f"b{i}", made[:last], grads)
+    gradients = {grads[-1], *rng.sample(grads, int(rng.random() < 0.5))}
+    if rng.random() < 0.04:
+        gradients.add(rng.choice(made))
+    return b.problem(outputs, sorted(gradients), rng.choice([0, 0, 7]), rng.choice([0, 0, 0, 3]))
+
+
+def _size(rng: random.Random) -> int:
+    return rng.choice([0, 1, 2, 3, 4, 5, 8])
+
+
+def _small(rng: random.Random) -> int:
+    """Sizes of what backward makes: smaller, or the peak is where no plan can do anything about it."""
+    return rng.choice([0, 0, 1, 1, 2, 3])
+
+
+def _cost(rng: random.Random) -> int:
+    return rng.choice([0, 1, 2, 3, 5, 10, 20])
+
+
+def _workspace(rng: random.Random) -> int:
+    return rng.choice([0, 0, 0, 0, 0, 3])
+
+
+def _forward_op(b: Builder, rng: random.Random, name: str, small: bool) -> None:
+    there = list(range(len(b.values)))
+    near = there[-2:]
+    reads = sorted({rng.choice(near), *rng.sample(there, rng.choice([0, 0, 0, 1, min(2, len(there))]))})
+    kind = rng.random()
+    if kind < 0.2:
+        b.op(name, reads, view_of=rng.choice(reads), ns=rng.choice([0, 0, 0, 1]))
+        return
+    size = _small if small else _size
+    sizes = [size(rng) for _ in range(1 if kind < 0.85 else rng.randint(2, 3))]
+    pin, needed = rng.choice([(None, None)] * 16 + [("random", None), ("mutates", "mutates an input")])
+    made = b.op(name, reads, *sizes, ns=_cost(rng), workspace=_workspace(rng), pin=pin, needed=needed)
+    if len(made) == 2 and rng.random() < 0.3:  # an op that yields a value and a view of it
+        b.values[made[1]] = Value(b.values[made[1]].name, b.values[made[0]].storage)
+
+
+def _backward_op(b: Builder, rng: random.Random, name: str, made: list[int], grads: list[int]) -> list[int]:
+    late = made[-3:] if rng.random() < 0.7 else made
+    wanted = rng.sample(late, min(len(late), rng.choice([0, 1, 1, 1, 2, 2])))
+    reads = sorted({grads[-1], *rng.sample(grads, int(rng.random() < 0.3)), *wanted})
+    reads += rng.sample(b.inputs, rng.randint(0, 1))
+    if rng.random() < 0.15:
+        return b.op(name, reads, phase="backward", view_of=rng.choice(reads), ns=0)
+    sizes = [_small(rng) for _ in range(rng.choice([1, 1, 1, 2]))]
+    needed = "mutates a buffer" if rng.random() < 0.05 else None
+    return b.op(
+        name, reads, *sizes, phase="backward", ns=_cost(rng), workspace=_workspace(rng), needed=needed
+    )
+
+
+def read_by_backward(problem: Problem) -> tuple[int, ...]:
+    """Every forward value that a backward op reads, or that is a gradient: all that can be saved with use."""
+    g = problem.graph
+    made = {v for i in g.forward for v in g.ops[i].outputs}
+    read = {v for i in g.backward_steps for v in g.ops[i].inputs} | set(g.gradients)
+    return tuple(sorted(made & read))
+
+
+def save_all_peak(problem: Problem) -> int:
+    saved = read_by_backward(problem)
+    return simulate(problem, Plan(saved, just_in_time(problem.graph, saved))).peak_bytes
+
+
+def budgets(problem: Problem) -> tuple[int, ...]:
+    """Up to five budgets: the smallest that can be met, and from there to saving everything."""
+    low = oracle.minimum_peak(problem)
+    high = max(low, save_all_peak(problem))
+    shares = (low, low + (high - low) // 4, (low + high) // 2, high - 1, high)
+    return tuple(sorted({s for s in shares if s >= low}))
+
+
+def problems(ops: int = 10) -> st.SearchStrategy[Problem]:
+    """Random problems for hypothesis; the seed is what shrinks."""
+    return st.integers(0, 10**6).map(lambda seed: random_problem(seed, ops))
