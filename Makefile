@@ -24,9 +24,10 @@ test-all: lint ## The same with the slow tests
 bench: $(STAMP) ## Run again what the README claims
 	$(BIN)/python -m benchmarks
 
-lint: $(STAMP) types ## ruff and mypy; changes nothing
+lint: $(STAMP) ## ruff and mypy; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types
 
 # mypy knows modules by their place on disk, and there passes/ is not in rematc/: so it reads links.
 types: $(STAMP) ## mypy alone
