@@ -1,0 +1,1 @@
+"""What the README claims about time and memory, rerun by one command each."""
