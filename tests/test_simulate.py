@@ -1,0 +1,272 @@
+"""The judge, judged: peaks worked out by hand, every refusal, and a recount by another method."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rematc.errors import PlanError
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.schedule import just_in_time
+from rematc.simulate import judged, simulate, validate
+from tests import oracle
+from tests.graphs import Builder, budgets, chain, problems, random_problem, read_by_backward, skip
+
+# chain(4), by index: values x a1 a2 a3 a4 dy4 dy3 dy2 dy1 dy0, ops f1 f2 f3 f4 b4 b3 b2 b1.
+CHAIN = chain(4)
+
+
+def peak(problem: Problem, saved: tuple[int, ...], backward: tuple[int, ...]) -> int:
+    return simulate(problem, Plan(saved, backward)).peak_bytes
+
+
+def save_all(problem: Problem) -> Plan:
+    saved = read_by_backward(problem)
+    return Plan(saved, just_in_time(problem.graph, saved))
+
+
+def test_every_step_of_a_chain_by_hand() -> None:
+    profile = simulate(CHAIN, Plan((1, 2, 3), (4, 5, 6, 7)))
+    # a1, +a2, +a3, +a4 | a1 to a4 and dy3, then one a less and one dy more | a4 and dy0
+    assert profile.live_bytes == (1, 2, 3, 4, 5, 5, 4, 3)
+    assert (profile.end_bytes, profile.peak_bytes, profile.recompute_ns) == (2, 5, 0)
+    assert profile.peak_name(CHAIN.graph) == "b4"
+    assert sorted(profile.at_peak) == [(name, 1) for name in ("b4.0", "f1.0", "f2.0", "f3.0", "f4.0")]
+
+
+def test_recomputing_one_value_takes_its_byte_off_the_peak() -> None:
+    profile = simulate(CHAIN, Plan((2, 3), (4, 5, 0, 6, 7)))
+    assert profile.live_bytes == (1, 2, 2, 3, 4, 4, 3, 4, 3)
+    assert profile.recompute_ns == 1
+
+
+@pytest.mark.parametrize(("budget", "cost"), [(5, 0), (4, 1), (3, None)])
+def test_the_cheapest_plan_of_a_chain_by_hand(budget: int, cost: int | None) -> None:
+    found = oracle.search(CHAIN.with_budget(budget))
+    assert (found and found.cost_ns) == cost
+    assert oracle.minimum_peak(CHAIN) == 4
+
+
+def test_a_budget_of_one_byte_less_is_refused() -> None:
+    plan = judged(CHAIN, Plan((1, 2, 3), (4, 5, 6, 7)))
+    assert validate(CHAIN.with_budget(5), plan).peak_bytes == 5
+    with pytest.raises(PlanError, match="peaks at 5 bytes at 'b4', over the budget of 4"):
+        validate(CHAIN.with_budget(4), plan)
+
+
+def test_resident_workspace_and_epilogue_add_up() -> None:
+    b = Builder()
+    x = b.input("x", 100)
+    (a,) = b.op("f", [x], 8, workspace=20)
+    dy = b.tangent("dy", 4)
+    (dx,) = b.op("h", [a, dy], 2, phase="backward", workspace=3)
+    profile = simulate(b.problem([], [dx], resident=1000, epilogue=50), Plan((a,), (1,)))
+    assert profile.live_bytes == (1028, 1000 + 8 + 4 + 2 + 3)
+    assert (profile.end_bytes, profile.peak_bytes) == (1000 + 4 + 2 + 50, 1056)
+    assert profile.peak_step == 2
+
+
+def test_views_share_their_storage() -> None:
+    b = Builder()
+    (a,) = b.op("f", [b.input("x")], 8)
+    (v,) = b.op("view", [a], view_of=a, ns=0)
+    (y,) = b.op("g", [v], 1)
+    (dx,) = b.op("h", [a, v, b.tangent("dy")], 1, phase="backward")
+    problem = b.problem([y], [dx])
+    assert peak(problem, (a, v), (3,)) == peak(problem, (a,), (1, 3)) == 8 + 1 + 1
+
+
+def test_a_view_of_an_input_costs_nothing_even_when_it_is_made_again() -> None:
+    b = Builder()
+    x = b.input("x", 64)
+    (v,) = b.op("view", [x], view_of=x, ns=0)
+    (y,) = b.op("g", [v], 1)
+    (dx,) = b.op("h", [v, b.tangent("dy")], 1, phase="backward")
+    problem = b.problem([y], [dx])
+    assert peak(problem, (v,), (2,)) == peak(problem, (), (0, 2)) == 2
+
+
+def test_an_output_that_is_a_view_keeps_the_whole_storage() -> None:
+    b = Builder()
+    (a,) = b.op("f", [b.input("x")], 8)
+    (v,) = b.op("view", [a], view_of=a)
+    (dx,) = b.op("h", [b.tangent("dy")], 1, phase="backward")
+    problem = b.problem([v], [dx])
+    assert simulate(problem, Plan((), (2,))).end_bytes == 9
+    assert peak(problem, (a,), (2,)) == 9  # saving what the output holds is free
+
+
+def test_recomputing_an_output_takes_memory_of_its_own() -> None:
+    b = Builder()
+    (y,) = b.op("f", [b.input("x")], 8)
+    (dx,) = b.op("h", [y, b.tangent("dy")], 1, phase="backward")
+    problem = b.problem([y], [dx])
+    assert peak(problem, (y,), (1,)) == 9
+    assert peak(problem, (), (0, 1)) == 17
+
+
+def test_a_saved_view_and_its_recomputed_base_are_two_pieces() -> None:
+    b = Builder()
+    (a,) = b.op("f", [b.input("x")], 8)
+    (v,) = b.op("view", [a], view_of=a, ns=0)
+    (dx,) = b.op("h", [a, v, b.tangent("dy")], 0, phase="backward")
+    assert peak(b.problem([], [dx]), (v,), (0, 2)) == 16
+
+
+def test_all_outputs_of_an_op_are_allocated_even_those_nobody_reads() -> None:
+    b = Builder()
+    a, _unread = b.op("split", [b.input("x")], 8, 5)
+    (dx,) = b.op("h", [a, b.tangent("dy")], 1, phase="backward")
+    profile = simulate(b.problem([], [dx]), Plan((), (0, 1)))
+    assert profile.live_bytes == (13, 9)
+    assert profile.recompute_ns == 0  # nothing in forward needs it: this is its first run
+
+
+def test_tangents_and_gradients_are_held_to_the_end() -> None:
+    b = Builder()
+    dy = b.tangent("dy", 3)
+    (first,) = b.op("b1", [dy], 10, phase="backward")
+    (second,) = b.op("b2", [dy], 20, phase="backward")
+    profile = simulate(b.problem([], [first, second]), Plan((), (0, 1)))
+    assert (profile.live_bytes, profile.end_bytes) == ((13, 33), 33)
+
+
+def test_a_backward_op_that_no_gradient_needs_does_not_run() -> None:
+    b = Builder()
+    dy = b.tangent("dy")
+    b.op("unread", [dy], 100, phase="backward")
+    (dx,) = b.op("b", [dy], 1, phase="backward")
+    assert peak(b.problem([], [dx]), (), (1,)) == 1
+
+
+def pinned() -> Problem:
+    b = Builder()
+    (r,) = b.op("rand", [b.input("x")], 8, pin="random")
+    (m,) = b.op("copy", [r], 8, pin="mutates", needed="mutates an input")
+    (dx,) = b.op("h", [r, m, b.tangent("dy")], 8, phase="backward")
+    (dz,) = b.op("k", [dx], 8, phase="backward")
+    return b.problem([], [dz])
+
+
+@pytest.mark.parametrize(
+    ("saved", "backward", "why"),
+    [
+        ((1,), (2, 3), "op 'h' reads 'copy.0', which is neither saved nor recomputed"),
+        ((2,), (0, 2, 3), "op 'rand' may not run twice: random"),
+        ((1,), (1, 2, 3), "op 'copy' must run in forward alone: mutates an input"),
+        ((1, 2), (2,), "not the graph's, or not in their order"),
+        ((1, 2), (3, 2), "not the graph's, or not in their order"),
+        ((1, 2), (2, 2, 3), "not the graph's, or not in their order"),
+        ((1, 2, 3), (2, 3), "the plan saves reads 'dy'"),
+        ((1, 2, 4), (2, 3), "the plan saves reads 'h.0'"),
+    ],
+)
+def test_what_cannot_run_is_refused(saved: tuple[int, ...], backward: tuple[int, ...], why: str) -> None:
+    assert peak(pinned(), (1, 2), (2, 3)) == 24
+    with pytest.raises(PlanError, match=why):
+        simulate(pinned(), Plan(saved, backward))
+
+
+def test_a_gradient_must_be_at_hand_at_the_end() -> None:
+    b = Builder()
+    (a,) = b.op("f", [b.input("x")], 8)
+    (dx,) = b.op("h", [b.tangent("dy")], 1, phase="backward")
+    problem = b.problem([], [a, dx])
+    assert peak(problem, (a,), (1,)) == peak(problem, (), (1, 0)) == 9
+    with pytest.raises(PlanError, match="the backward pass returns reads"):
+        simulate(problem, Plan((), (1,)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"peak_bytes": 4}, "claims a peak of 4 bytes"),
+        ({"cost_ns": 1}, "a cost of 1 ns"),
+        ({"bound_ns": 1}, "lower bound 1 is above its cost 0"),
+        ({"digest": "0" * 16}, "the plan is for problem 0000"),
+    ],
+)
+def test_a_plan_that_lies_is_refused(changed: dict[str, int | str], why: str) -> None:
+    plan = judged(CHAIN, save_all(CHAIN))
+    validate(CHAIN, plan)
+    with pytest.raises(PlanError, match=why):
+        validate(CHAIN, replace(plan, **changed))  # type: ignore[arg-type]
+
+
+def recount(problem: Problem, plan: Plan) -> int:
+    """The peak, by an allocator that counts references: freed when the last reader has run."""
+    g = problem.graph
+    forward = g.forward_steps(plan.saved)
+    bound: dict[int, object] = dict.fromkeys(g.inputs, "resident")
+    size: dict[object, int] = {"resident": 0}
+    timeline: list[tuple[int, list[object], list[object]]] = []
+    held, tangents = [], {v: ("tangent", v) for v in g.tangents}
+    size |= {t: g.storage_bytes[g.values[v].storage] for v, t in tangents.items()}
+    for n, i in enumerate((*forward, *plan.backward)):
+        if n == len(forward):
+            held, saved = [bound[v] for v in g.outputs], {v: bound[v] for v in plan.saved}
+            bound = dict.fromkeys(g.inputs, "resident") | saved | tangents  # type: ignore[assignment]
+        reads, born = [bound[v] for v in g.ops[i].inputs], []
+        of = {g.values[v].storage: bound[v] for v in g.ops[i].inputs}
+        for v in g.ops[i].outputs:
+            s = g.values[v].storage
+            fresh = s not in of and s not in g.resident
+            bound[v] = (n, s) if fresh else "resident" if s in g.resident else of[s]
+            if fresh:
+                of[s] = bound[v]
+                size[bound[v]] = g.storage_bytes[s]
+                born.append(bound[v])
+        timeline.append((i, reads, born))
+    held += [bound[v] for v in g.gradients] + [*tangents.values()]
+    saved_until = len(forward)
+    refs = Counter([o for _, reads, _ in timeline for o in reads] + held + [*saved.values()])
+    live, peaks = set(), []
+    for n, (i, reads, born) in enumerate(timeline):
+        live |= {*born, *(tangents.values() if n == saved_until else ())}
+        peaks.append(sum(size[o] for o in live) + problem.costs[i].workspace_bytes)
+        refs.subtract(reads)
+        refs.subtract(saved.values() if n == saved_until else ())
+        live = {o for o in live if refs[o] > 0}
+    return max(*peaks, sum(size[o] for o in live) + problem.epilogue_bytes) + problem.resident_bytes
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_saving_everything_runs_and_recomputes_nothing(problem: Problem) -> None:
+    plan = save_all(problem)
+    profile = simulate(problem, plan)
+    assert profile.recompute_ns == 0
+    assert profile.peak_bytes == recount(problem, plan)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.integers(0, 4))
+def test_the_cheapest_plan_is_valid_and_a_recount_agrees(problem: Problem, which: int) -> None:
+    tried = budgets(problem)
+    asked = problem.with_budget(tried[min(which, len(tried) - 1)])
+    found = oracle.search(asked)
+    assert found is not None
+    plan = judged(asked, found.plan)
+    profile = validate(asked, plan)
+    assert profile.recompute_ns == found.cost_ns
+    assert profile.peak_bytes == recount(asked, plan)
+    assert oracle.search(problem.with_budget(tried[0] - 1)) is None
+
+
+def test_the_random_problems_have_what_real_graphs_have() -> None:
+    ops = [op for seed in range(200) for op in random_problem(seed).graph.ops]
+    assert {None, "random", "mutates"} == {op.pin for op in ops}
+    assert any(len(op.outputs) > 1 for op in ops)
+    assert sum(len(budgets(random_problem(seed))) > 1 for seed in range(100)) > 30
+
+
+def test_less_memory_costs_more() -> None:
+    problem = skip(3)
+    found = [oracle.search(problem.with_budget(b)) for b in (48, 49, 51)]
+    assert [f and f.cost_ns for f in found] == [4, 2, 0]
+    assert oracle.search(problem.with_budget(47)) is None
