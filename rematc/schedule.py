@@ -19,9 +19,12 @@ def just_in_time(graph: Graph, saved: Iterable[int]) -> tuple[int, ...]:
     """
     at_hand = {*graph.inputs, *graph.tangents, *saved}
     steps: list[int] = []
-    for b in graph.backward_steps:
-        missing = graph.ancestors(graph.ops[b].inputs, stop=at_hand)
-        for op in (*sorted(missing), b):
+    wanted = [(graph.ops[b].inputs, (b,)) for b in graph.backward_steps]
+    # A gradient may be a forward value that no backward op reads: it too is recomputed, at the end.
+    for inputs, then in [*wanted, (graph.gradients, ())]:
+        missing = [v for v in inputs if v not in at_hand]
+        before = sorted(graph.ancestors(missing, stop=at_hand)) if missing else ()
+        for op in (*before, *then):
             steps.append(op)
             at_hand.update(graph.ops[op].outputs)
     return tuple(steps)
