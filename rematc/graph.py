@@ -55,8 +55,9 @@ class Graph:
     """A training step: forward ops, then backward ops, in the order in which they first run.
 
     ``inputs`` are there before the step and after it (parameters, buffers, the batch): their
-    storages are *resident* and never counted. ``tangents`` arrive with the backward pass and stay
-    to its end. ``outputs`` are the forward results the caller holds; ``gradients`` the backward's.
+    storages are *resident* and never counted. ``tangents`` arrive with the backward pass; those in
+    ``held`` stay to its end, though nobody reads them any more. ``outputs`` are the forward results,
+    which the caller holds to the end, and ``gradients`` the backward's.
 
     >>> tiny = Graph(
     ...     storage_bytes=(0, 8, 8, 4, 8),
@@ -75,6 +76,7 @@ class Graph:
     tangents: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     gradients: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
 
     @cached_property
     def producer(self) -> dict[int, int]:

@@ -87,6 +87,7 @@ class Problem:
                 "tangents": g.tangents,
                 "outputs": g.outputs,
                 "gradients": g.gradients,
+                "held": g.held,
             }
         )
 
@@ -99,7 +100,7 @@ class Problem:
         graph = Graph(
             values=tuple(Value(name, storage) for name, storage in top.pop("values")),
             ops=tuple(Op(**op) for op in ops),
-            **{key: top.pop(key) for key in ("storage_bytes", "inputs", "tangents", "outputs", "gradients")},
+            **{key: top.pop(key) for key in ("storage_bytes", "inputs", "tangents", "outputs", "gradients", "held")},
         )
         return Problem(graph, costs, **top)
 

@@ -123,7 +123,8 @@ def simulate(problem: Problem, plan: Plan) -> Profile:
         walk.run(i, "backward")
     held += [_at(walk, v, "the backward pass returns") for v in graph.gradients]
     end = len(walk.steps)
-    for instance in (*held, *tangents.values()):
+    held += [tangents[v] for v in graph.held]
+    for instance in held:
         instance.death = end
     return _profile(problem, walk, end)
 

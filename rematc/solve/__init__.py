@@ -1,0 +1,5 @@
+"""Problem -> Plan, by OR-Tools."""
+
+from rematc.solve.solver import solve
+
+__all__ = ["solve"]

@@ -1,0 +1,10 @@
+"""FX -> FX: one pass a file, nothing decided here.
+
+`canonicalize` brings the joint graph into the shape that is planned for; `split` turns it and a
+plan into forward and backward.
+"""
+
+from rematc.passes.canonicalize import canonicalize
+from rematc.passes.split import split
+
+__all__ = ["canonicalize", "split"]

@@ -1,0 +1,37 @@
+"""Joint graph and plan -> forward and backward, recomputation in it."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from rematc import compat
+from rematc.capture import Capture
+from rematc.passes.replay import replay
+from rematc.plan import Plan
+
+
+def split(
+    joint: fx.GraphModule, captured: Capture, plan: Plan, num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward module that ``plan`` says.
+
+    Inputs and outputs are in AOTAutograd's order (torch's own function makes the two modules); the
+    bodies are then replayed step by step as the plan has them. Both graphs are linted.
+    """
+    saved = [captured.value_nodes[v] for v in plan.saved]
+    nodes = [n for n in saved if n is not None]
+    tensors = [n for n in nodes if not compat.is_symbolic(n.meta.get("val"))]
+    sizes = [n for n in nodes if compat.is_symbolic(n.meta.get("val"))]
+    primals = _primals_read_in_backward(captured, plan)
+    forward, backward = compat.extract_modules(joint, primals + tensors, sizes, num_fwd_outputs)
+    replay(forward, joint, captured, captured.graph.forward_steps(plan.saved))
+    replay(backward, joint, captured, plan.backward)
+    return forward, backward
+
+
+def _primals_read_in_backward(captured: Capture, plan: Plan) -> list[fx.Node]:
+    """The step's inputs that backward steps read: handed over like saved values, at no cost."""
+    graph = captured.graph
+    read = {v for i in plan.backward for v in graph.ops[i].inputs} | set(graph.gradients)
+    nodes = [captured.value_nodes[v] for v in graph.inputs if v in read]
+    return [n for n in nodes if n is not None and n.op == "placeholder"]

@@ -1,0 +1,225 @@
+"""`backend()`: the whole line, from a joint graph to a forward and a backward that fit the budget."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from rematc import compat
+from rematc.capture import Capture, capture
+from rematc.costs import price, rates_of
+from rematc.errors import CaptureError, OptionError, RematcError
+from rematc.lower import op_by_op
+from rematc.options import Budget, Inner, Options, SolveOptions, parse_budget
+from rematc.passes import canonicalize, split
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.resident import epilogue_bytes, optimizer_bytes, resident_bytes
+from rematc.simulate import validate
+from rematc.solve import solve
+
+log = logging.getLogger(__name__)
+
+
+def backend(
+    budget: Budget,
+    *,
+    inner: Inner = "inductor",
+    reserve: int | str = 0,
+    optimizer: Any = None,
+    time_limit_s: float = 30.0,
+    gap: float = 0.01,
+) -> Backend:
+    """A backend for ``torch.compile`` that keeps the peak memory of a training step under ``budget``.
+
+    ``budget`` bounds the peak of forward and backward with everything resident counted in:
+    "20GB" (10^9 bytes), "18.5GiB" (2^30), "80%" of the device's memory, a whole number of bytes, or
+    None for no limit. ``inner="inductor"`` compiles the two graphs; ``inner="eager"`` runs them op by
+    op, exact to the byte. ``reserve`` (bytes, or "2GB") is kept free for what rematc can't see, and
+    ``optimizer`` (an optimizer, or a function from parameters to one) has the bytes of its state
+    kept free. The solver stops after ``time_limit_s`` seconds, or once the plan is proven to be
+    within ``gap`` of the cheapest.
+
+    Raises `OptionError` for a setting that can't be read. Compiling raises `BudgetError` where no
+    plan fits, with the smallest budget that does.
+
+    >>> import rematc
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    >>> fits = rematc.backend(budget="2MB", inner="eager")
+    >>> torch.compile(model, backend=fits)(torch.ones(32, 64)).sum().backward()
+    >>> [plan.peak_bytes < 2_000_000 for plan in fits.plans]
+    [True]
+    """
+    return Backend(Options(budget, inner, reserve, optimizer, SolveOptions(time_limit_s, gap)))
+
+
+class Backend:
+    """What `backend` returns: callable by Dynamo; equal and hashable by its settings.
+
+    ``plans`` has one `Plan` for each training graph compiled with this object, ``problems`` the
+    problem of each.
+    """
+
+    def __init__(self, options: Options) -> None:
+        compat.check_torch()
+        self.options = options
+        self.plans: list[Plan] = []
+        self.problems: list[Problem] = []
+
+    def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
+        """Compile one graph. An error of ours is raised by the first call of what is returned.
+
+        Raised here it would come wrapped in Dynamo's words, or, with ``suppress_errors``, be
+        dropped and the model run with no budget at all.
+        """
+        try:
+            state = optimizer_bytes(self.options.optimizer, inputs)
+            if self.options.inner == "eager":
+                return compat.aot_eager(gm, inputs, partition_fn=self._partition(state), compiler=op_by_op)
+            from rematc.partitioner import Partitioner
+
+            return compat.inductor(gm, inputs, partitioner=Partitioner(self.options, self._record, state))
+        except Exception as e:
+            ours = _our_error(e)
+            if ours is None:
+                raise
+            return _raiser(ours)
+
+    def _partition(self, state_bytes: int) -> Callable[..., Any]:
+        def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+            done = partition(joint, num_fwd_outputs, self.options, state_bytes)
+            self._record(done)
+            return done.forward, done.backward
+
+        return partition_fn
+
+    def _record(self, done: Partitioned) -> None:
+        self.plans.append(done.plan)
+        self.problems.append(done.problem)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Backend) and self.options == other.options
+
+    def __hash__(self) -> int:
+        return hash(self.options)
+
+    def __repr__(self) -> str:
+        return f"rematc.backend(budget={self.options.budget!r}, inner={self.options.inner!r})"
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A joint graph, planned and split."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    problem: Problem
+    plan: Plan
+
+
+def partition(
+    joint: fx.GraphModule, num_fwd_outputs: int, options: Options, state_bytes: int = 0
+) -> Partitioned:
+    """Joint graph -> problem -> plan -> forward and backward."""
+    captured, problem = pose(joint, num_fwd_outputs, options, state_bytes)
+    plan = solve(problem, options.solve)
+    validate(problem, plan)
+    log.info("%s", describe(plan))
+    forward, backward = split(joint, captured, plan, num_fwd_outputs)
+    return Partitioned(forward, backward, problem, plan)
+
+
+def pose(
+    joint: fx.GraphModule, num_fwd_outputs: int, options: Options, state_bytes: int = 0
+) -> tuple[Capture, Problem]:
+    """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
+    canonicalize(joint, num_fwd_outputs)
+    device = _device(joint)
+    captured = capture(joint, num_fwd_outputs, allocation_bytes=512 if device.type == "cuda" else 1)
+    rates = rates_of(device, cache_folder())
+    costs = price(captured.op_nodes, rates, measure_workspace=options.inner == "eager")
+    resident = resident_bytes(captured.graph, device) + options.reserve_bytes + state_bytes
+    budget = parse_budget(options.budget, _memory_of(device))
+    problem = Problem(captured.graph, costs, budget, resident, epilogue_bytes(joint, captured))
+    return captured, problem
+
+
+def describe(plan: Plan) -> str:
+    """One line for the log."""
+    limit = "none" if plan.budget_bytes is None else f"{plan.budget_bytes / 1e6:.1f} MB"
+    return (
+        f"plan {plan.digest}: peak {plan.peak_bytes / 1e6:.1f} MB, budget {limit}, recomputation "
+        f"{plan.cost_ns / 1e6:.2f} ms, gap {plan.gap:.2%}, {plan.status} by {plan.strategy} in {plan.solve_s:.1f} s"
+    )
+
+
+def by_name(gm: fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..., Any]:
+    """The backend registered as "rematc": settings from ``options=``, the budget also from REMATC_BUDGET.
+
+    ``torch.compile(model, backend="rematc", options={"budget": "20GB"})``
+    """
+    settings = dict(kwargs.get("options") or {})
+    if "budget" not in settings:
+        if "REMATC_BUDGET" not in os.environ:
+            return _raiser(
+                OptionError(
+                    'backend="rematc" needs a budget: torch.compile(..., options={"budget": "20GB"}), '
+                    "or REMATC_BUDGET=20GB in the environment"
+                )
+            )
+        text = os.environ["REMATC_BUDGET"]
+        settings["budget"] = int(text) if text.isdigit() else text
+    try:
+        made = backend(**settings)
+    except OptionError as e:
+        return _raiser(e)
+    except TypeError as e:
+        known = "budget, inner, reserve, optimizer, time_limit_s, gap"
+        return _raiser(OptionError(f"options={settings!r}: {e}; rematc's settings are {known}"))
+    return made(gm, inputs)
+
+
+def cache_folder() -> Path:
+    """Where rematc keeps what it measured: REMATC_CACHE_DIR, or the user's cache folder."""
+    if chosen := os.environ.get("REMATC_CACHE_DIR"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rematc"
+
+
+def _device(joint: fx.GraphModule) -> torch.device:
+    """The device of the step: the first CUDA device that a value is on, else the CPU."""
+    vals = [n.meta.get("val") for n in joint.graph.nodes]
+    devices = {v.device for v in vals if isinstance(v, torch.Tensor)}
+    accelerators = sorted((d for d in devices if d.type == "cuda"), key=str)
+    if len(accelerators) > 1:
+        raise CaptureError(f"one graph on several devices ({accelerators}): compile the parts one by one")
+    return accelerators[0] if accelerators else torch.device("cpu")
+
+
+def _memory_of(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _our_error(error: BaseException | None) -> RematcError | None:
+    """The rematc error that caused ``error``, if one did."""
+    while error is not None:
+        if isinstance(error, RematcError):
+            return error
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return None
+
+
+def _raiser(error: RematcError) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error.with_traceback(None) from None
+
+    return refuse

@@ -1,0 +1,236 @@
+"""Joint FX graph -> `Graph`: which ops there are, which memory their values stand in, what is pinned.
+
+An op of the `Graph` is a `call_function` node together with the `getitem` nodes that take its
+outputs apart. A value is one tensor; which storage it stands in is read off the fake tensors of the
+trace, so views (also those that no schema admits to, as `_unsafe_view`) are found.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from rematc import compat
+from rematc.errors import CaptureError
+from rematc.graph import Graph, Op, Phase, Value
+
+SNAPSHOT = "rematc_snapshot"  # meta key of a clone that keeps an input's old value
+# Ops of these namespaces compute what their schema says and nothing else; others may have effects.
+PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims"})
+COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A `Graph`, and where its parts stand in the joint graph.
+
+    ``op_nodes[i]`` is the node of op i, ``getitems[i]`` the nodes that take its outputs apart,
+    ``value_nodes[v]`` the node of value v (None: an output that nobody takes).
+    """
+
+    graph: Graph
+    op_nodes: tuple[fx.Node, ...]
+    getitems: tuple[tuple[fx.Node, ...], ...]
+    value_nodes: tuple[fx.Node | None, ...]
+    gradient_nodes: tuple[fx.Node | None, ...]
+
+
+def capture(joint: fx.GraphModule, num_fwd_outputs: int, allocation_bytes: int = 1) -> Capture:
+    """Read the joint graph of a training step.
+
+    ``num_fwd_outputs`` of its outputs are the forward pass's, the others gradients.
+    ``allocation_bytes``: the allocator rounds up to a multiple of it (512 on CUDA).
+    Raises `CaptureError` for a graph that can't be read.
+    """
+    return _Reader(joint, num_fwd_outputs, allocation_bytes).read()
+
+
+class _Reader:
+    def __init__(self, joint: fx.GraphModule, num_fwd_outputs: int, allocation_bytes: int) -> None:
+        self.nodes = list(joint.graph.nodes)
+        self.rounding = allocation_bytes
+        (output,) = (n for n in self.nodes if n.op == "output")
+        flat = list(output.args[0])
+        self.forward_outputs = [n for n in flat[:num_fwd_outputs] if isinstance(n, fx.Node)]
+        self.gradient_nodes = [n if isinstance(n, fx.Node) else None for n in flat[num_fwd_outputs:]]
+        self.values: list[Value] = []
+        self.value_nodes: list[fx.Node | None] = []
+        self.index: dict[fx.Node, int] = {}
+        self.storage_bytes: list[int] = []
+        self.storages: dict[int, int] = {}
+
+    def read(self) -> Capture:
+        inputs, tangents = [], []
+        for node in self.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                (tangents if self._is_tangent(node) else inputs).append(self._value(node))
+        ops, op_nodes, getitems = [], [], []
+        for node, phase in self._in_order():
+            takers = _takers(node)
+            ops.append(self._op(node, takers, phase))
+            op_nodes.append(node)
+            getitems.append(tuple(takers.values()))
+        graph = Graph(
+            storage_bytes=tuple(self.storage_bytes),
+            values=tuple(self.values),
+            ops=tuple(ops),
+            inputs=tuple(inputs),
+            tangents=tuple(tangents),
+            outputs=tuple(dict.fromkeys(self.index[n] for n in self.forward_outputs)),
+            gradients=tuple(dict.fromkeys(self.index[n] for n in self.gradient_nodes if n is not None)),
+            held=tuple(v for v in tangents if self._is_held(v)),
+        )
+        return Capture(
+            graph, tuple(op_nodes), tuple(getitems), tuple(self.value_nodes), tuple(self.gradient_nodes)
+        )
+
+    def _is_tangent(self, node: fx.Node) -> bool:
+        return node.op == "placeholder" and compat.is_tangent(node)
+
+    def _is_held(self, tangent: int) -> bool:
+        """`loss.backward()` holds the gradient of the loss itself; the others can go once read."""
+        node = self.value_nodes[tangent]
+        val = None if node is None else node.meta.get("val")
+        return compat.holds_tangents() or (isinstance(val, torch.Tensor) and val.dim() == 0)
+
+    def _in_order(self) -> Iterator[tuple[fx.Node, Phase]]:
+        """Forward ops, then backward ops: those that a tangent reaches, or that come after such.
+
+        The `copy_` into a buffer belongs to forward, though the trace puts it at the very end.
+        """
+        calls = [n for n in self.nodes if n.op == "call_function" and not _is_taker(n)]
+        reached: set[fx.Node] = {n for n in self.nodes if self._is_tangent(n)}
+        for node in self.nodes:
+            if any(i in reached for i in node.all_input_nodes):
+                reached.add(node)
+        first = next((i for i, n in enumerate(calls) if n in reached), len(calls))
+        effects = [n for n in calls if must_run(n) and "backward" not in n.meta.get("partitioner_tag", "")]
+        early = {*calls[:first], *_ancestors([*self.forward_outputs, *effects])} - reached
+        yield from ((n, "forward") for n in calls if n in early)
+        yield from ((n, "backward") for n in calls if n not in early)
+
+    def _op(self, node: fx.Node, takers: dict[int, fx.Node], phase: Phase) -> Op:
+        reads = [self.index[n] for n in node.all_input_nodes if n in self.index]
+        if len(reads) != len(node.all_input_nodes):
+            raise CaptureError(f"op {node.name!r} reads a tuple as a whole; rematc can't follow that")
+        val = node.meta.get("val")
+        if isinstance(val, tuple | list):
+            outputs = [self._value(takers.get(i), v, f"{node.name}#{i}") for i, v in enumerate(val)]
+        else:
+            outputs = [self._value(node)]
+        pin, needed = pin_of(node), must_run(node)
+        return Op(
+            name=node.name,
+            target=str(node.target),
+            inputs=tuple(reads),
+            outputs=tuple(outputs),
+            phase=phase,
+            pin=pin or needed,
+            needed=needed,
+            module=module_path(node),
+        )
+
+    def _value(self, node: fx.Node | None, val: Any = None, name: str = "") -> int:
+        val = node.meta.get("val") if node is not None and val is None else val
+        self.values.append(Value(node.name if node is not None else name, self._storage(val)))
+        self.value_nodes.append(node)
+        if node is not None:
+            self.index[node] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def _storage(self, val: object) -> int:
+        """Index of the storage that ``val`` stands in; what is no tensor has one of its own, empty."""
+        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+            self.storage_bytes.append(0)
+            return len(self.storage_bytes) - 1
+        key = compat.storage_key(val)
+        if key not in self.storages:
+            self.storages[key] = len(self.storage_bytes)
+            size = compat.hint(val.untyped_storage().nbytes())
+            self.storage_bytes.append(-(-size // self.rounding) * self.rounding)
+        return self.storages[key]
+
+
+def pin_of(node: fx.Node) -> str | None:
+    """Why the op of this node may not run a second time, in words, or None."""
+    target = node.target
+    if node.meta.get(SNAPSHOT):
+        return "mutates: keeps the old value of an input that forward overwrites"
+    if compat.is_higher_order(target):
+        return "effect: a higher-order op, its body is not looked into"
+    if not compat.is_overload(target):
+        return None  # operator.*, math.*, sizes: pure Python
+    namespace = target.namespace  # type: ignore[union-attr]
+    if namespace in COLLECTIVE_NAMESPACES:
+        return "collective"
+    if is_random(node):
+        return "random"
+    if target._schema.is_mutable:  # type: ignore[union-attr]
+        return "mutates"
+    if namespace not in PURE_NAMESPACES:
+        return f"effect: custom op of {namespace!r}, which may do more than its result shows"
+    return "effect" if compat.is_impure(node) else None
+
+
+def must_run(node: fx.Node) -> str | None:
+    """Why the op must run even if nobody reads its result, in words, or None."""
+    if compat.is_higher_order(node.target):
+        return None
+    if compat.is_overload(node.target):
+        if node.target._schema.is_mutable:  # type: ignore[union-attr]
+            return "mutates"
+        if is_random(node):
+            return "random"  # the generator has to move on, for those that draw after it
+    return "effect" if compat.is_impure(node) else None
+
+
+def is_random(node: fx.Node) -> bool:
+    """Does the op draw random numbers? Attention and dropout with probability zero do not."""
+    target: Any = node.target
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [a.name for a in target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    defaults = {a.name: a.default_value for a in target._schema.arguments}
+    if "dropout_p" in names:
+        return given.get("dropout_p", defaults["dropout_p"]) != 0.0
+    return True
+
+
+def module_path(node: fx.Node) -> str:
+    """Path of the module that the op comes from, as in "model.layers.3.mlp"; "" where unknown."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    path = path.replace("L['self'].", "").replace("L['self']", "")
+    return path.replace("_modules['", "").replace("']", "").replace("[", ".").replace("]", "").strip(".")
+
+
+def _is_taker(node: fx.Node) -> bool:
+    """Is this the getitem that takes one output out of a multi-output op?"""
+    if node.target is not operator.getitem:
+        return False
+    source = node.args[0]
+    return isinstance(source, fx.Node) and isinstance(source.meta.get("val"), tuple | list)
+
+
+def _takers(node: fx.Node) -> dict[int, fx.Node]:
+    if not isinstance(node.meta.get("val"), tuple | list):
+        return {}
+    return {user.args[1]: user for user in node.users if _is_taker(user)}  # type: ignore[misc]
+
+
+def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
+    found, stack = set(nodes), list(nodes)
+    while stack:
+        for n in stack.pop().all_input_nodes:
+            if n not in found:
+                found.add(n)
+                stack.append(n)
+    return found

@@ -1,0 +1,197 @@
+"""Every private torch name that rematc uses, and the torch versions it was checked on.
+
+Nothing else in rematc or rematc.passes reaches below torch's public surface. A name that moves in
+a new torch is mended here.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from rematc.errors import RematcError
+
+log = logging.getLogger(__name__)
+
+OLDEST = (2, 11)
+NEWEST = (2, 15)
+TESTED = ((2, 13),)
+
+
+class TorchVersionError(RematcError, ImportError):
+    """This torch is too old for rematc."""
+
+
+def torch_version(text: str = torch.__version__) -> tuple[int, int]:
+    """Major and minor version.
+
+    >>> torch_version("2.13.0+cpu")
+    (2, 13)
+    """
+    major, minor = re.findall(r"\d+", text)[:2]
+    return int(major), int(minor)
+
+
+@functools.cache
+def check_torch(version: tuple[int, int] | None = None) -> None:
+    """Raise `TorchVersionError` for a torch below 2.11; warn once for one that no test has run on.
+
+    >>> check_torch((2, 4))
+    Traceback (most recent call last):
+    rematc.compat.TorchVersionError: ...
+    """
+    version = version or torch_version()
+    have = ".".join(map(str, version))
+    if version < OLDEST:
+        raise TorchVersionError(
+            f"rematc needs torch {OLDEST[0]}.{OLDEST[1]} or newer, and this is torch {have}: "
+            "upgrade with pip install -U torch"
+        )
+    if version not in TESTED:
+        tested = ", ".join(f"{a}.{b}" for a, b in TESTED)
+        log.warning("torch %s is untested with rematc (tested: %s); gradients are checked there", have, tested)
+
+
+def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: Any) -> Callable[..., Any]:
+    """AOTAutograd with ``compiler`` for both graphs; buffers are mutated inside the forward graph."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        partition_fn=partition_fn,
+        keep_inference_input_mutations=True,
+    )
+    return backend(gm, inputs)
+
+
+def inductor(gm: fx.GraphModule, inputs: Any, *, partitioner: Any) -> Callable[..., Any]:
+    """Inductor with ``partitioner`` as its custom partitioner.
+
+    AOTAutograd's own cache is passed over: on a hit no partitioner runs, and no plan would be shown.
+    """
+    import torch._functorch.config as functorch_config
+    from torch._inductor.compile_fx import compile_fx
+
+    with functorch_config.patch(enable_autograd_cache=False):
+        return compile_fx(gm, inputs, config_patches={"custom_partitioner_fn": partitioner})
+
+
+def partitioner_base() -> type:
+    """The class that Inductor wants a custom partitioner to derive from."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    return CustomPartitionerFn
+
+
+def default_partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    """Torch's partitioner that saves all; for graphs with nothing to plan."""
+    from torch._functorch.partitioners import default_partition as default
+
+    return default(joint, inputs, **kwargs)
+
+
+def extract_modules(
+    joint: fx.GraphModule, saved: list[fx.Node], saved_syms: list[fx.Node], num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward modules in AOTAutograd's calling convention, ``saved`` between them."""
+    from torch._functorch.partitioners import _extract_fwd_bwd_modules
+    from torch.utils._ordered_set import OrderedSet
+
+    return _extract_fwd_bwd_modules(
+        joint,
+        saved,
+        saved_sym_nodes=saved_syms,
+        num_fwd_outputs=num_fwd_outputs,
+        static_lifetime_input_nodes=OrderedSet(),
+    )
+
+
+def common_subexpressions(graph: fx.Graph) -> fx.Graph:
+    """The graph with equal pure ops merged, as torch's own partitioner does first."""
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    return fx_graph_cse(graph)
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Is this joint-graph input a gradient that arrives with the backward pass?"""
+    from torch._functorch.partitioners import _is_tangent
+
+    return bool(_is_tangent(node))
+
+
+def is_symbolic(value: object) -> bool:
+    """Is this a size that only the run knows (SymInt, SymFloat, SymBool)?"""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """A whole number for a size: the size itself, or the one that the trace saw."""
+    if isinstance(size, int):
+        return size
+    seen = size.node.maybe_as_int()
+    return int(seen if seen is not None else size.node.hint)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory, fake ones included."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_higher_order(target: object) -> bool:
+    """Is the target an op that carries graphs of its own (cond, scan, flex attention, ...)?"""
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_overload(target: object) -> bool:
+    """Is the target one overload of a registered torch op?"""
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def overload_packet(target: Any) -> Any:
+    """The op that an overload belongs to, the key of torch's FLOP formulas."""
+    return target.overloadpacket
+
+
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Leave the tracing modes for a moment: what runs inside makes real tensors."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def fake_tensors() -> AbstractContextManager[Any]:
+    """A mode in which tensors have shapes and no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Must the node run even if nobody reads it? Random ops aside."""
+    return bool(node.is_impure(impure_random=False))
+
+
+def holds_tangents() -> bool:
+    """Does AOTAutograd keep the incoming gradients to the end of the backward pass?
+
+    Since torch 2.13 it hands them over in a list that the backward graph empties.
+    """
+    return torch_version() < (2, 13)
+
+
+def profiler_is_active() -> bool:
+    """Does a torch profiler run in this thread? There can't be a second one."""
+    return bool(torch.autograd._profiler_enabled())

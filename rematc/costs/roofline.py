@@ -1,0 +1,101 @@
+"""Time of an op from its FLOPs and its bytes: the longer of the two, and the time to start it.
+
+The roofline model (Williams, Waterman, Patterson 2009), with the device's own rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from rematc import compat
+from rematc.costs.rates import Rates
+
+SPECIAL = ("exp", "erf", "gelu", "silu", "tanh", "sigmoid", "sin", "cos", "log", "pow", "mish", "softplus")
+REDUCE = ("softmax", "norm", "sum", "mean", "var", "amax", "amin", "argmax", "max_pool", "avg_pool", "nll")
+GATHER = ("embedding", "index", "gather", "scatter", "dropout", "rand", "bernoulli", "sort", "topk")
+STRIDED = ("clone", "cat", "copy", "constant_pad", "contiguous", "stack", "upsample")
+
+
+def runtime_ns(node: fx.Node, rates: Rates) -> int:
+    """Nanoseconds for one run of ``node``; 0 for what moves no bytes (views, sizes)."""
+    if is_free(node):
+        return 0
+    name = str(node.target)
+    moved = bytes_moved(node)
+    seconds = max(flops(node) / _flop_rate(node, name, rates), moved / _byte_rate(name, rates))
+    return int(rates.overhead_ns + seconds * 1e9)
+
+
+def is_free(node: fx.Node) -> bool:
+    """Does the op make no memory of its own: a view, a size, Python arithmetic?"""
+    if not compat.is_overload(node.target):
+        return not compat.is_higher_order(node.target)
+    outputs = [t for t in _tensors(node.meta.get("val"))]
+    if not outputs:
+        return True
+    if node.target._schema.is_mutable:  # type: ignore[union-attr]
+        return False
+    before = {compat.storage_key(t) for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))}
+    return all(compat.storage_key(t) in before for t in outputs)
+
+
+def flops(node: fx.Node) -> int:
+    """Floating-point operations, by torch's flop counter; 0 where it has no formula."""
+    if not compat.is_overload(node.target):
+        return 0
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    if "_scaled_dot_product" in str(node.target) and "backward" not in str(node.target):
+        return int(sdpa_flop_count(*(_shape(t) for t in args[:3])))
+    formula = flop_registry.get(compat.overload_packet(node.target))
+    if formula is None:
+        return 0
+    return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+
+
+def bytes_moved(node: fx.Node) -> int:
+    """Bytes read and written: every input once, every output once."""
+    read = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
+    return sum(_nbytes(t) for t in (*read, *_tensors(node.meta.get("val"))))
+
+
+def _flop_rate(node: fx.Node, name: str, rates: Rates) -> float:
+    half = any(t.dtype in (torch.bfloat16, torch.float16) for t in _tensors(node.meta.get("val")))
+    faster = rates.half if half else 1.0
+    if "conv" in name:
+        return rates.conv * faster
+    return (rates.attention if "scaled_dot_product" in name else rates.matmul) * faster
+
+
+def _byte_rate(name: str, rates: Rates) -> float:
+    op = name.removeprefix("aten.").lstrip("_")
+    for words, rate in (
+        (REDUCE, rates.reduce),
+        (SPECIAL, rates.special),
+        (GATHER, rates.gather),
+        (STRIDED, rates.strided),
+    ):
+        if any(w in op for w in words):
+            return rate
+    return rates.stream
+
+
+def _tensors(val: Any) -> Iterator[torch.Tensor]:
+    if isinstance(val, torch.Tensor):
+        yield val
+    elif isinstance(val, tuple | list):
+        for v in val:
+            yield from _tensors(v)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(compat.hint(s) for s in tensor.shape)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return math.prod(_shape(tensor)) * tensor.element_size()

@@ -1,0 +1,22 @@
+"""Forward and backward FX graphs -> callables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+
+def op_by_op(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+    """Run the graph one op at a time, every value freed at its last use: exact to the byte.
+
+    The callable takes one list and empties it (AOTAutograd's boxed convention): otherwise the
+    caller would hold every saved tensor to the end of the backward pass.
+    """
+
+    def run(args: list[Any]) -> Any:
+        return fx.Interpreter(module).boxed_run(args)  # a new one each time: it keeps its last results
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,57 @@
+"""`partitioner()`: the same line as an Inductor ``custom_partitioner_fn``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from rematc import compat
+from rematc.backend import Partitioned, partition
+from rematc.options import Budget, Options, SolveOptions
+from rematc.plan import Plan
+
+_Base: Any = compat.partitioner_base()
+
+
+class Partitioner(_Base):
+    """What `partitioner` returns. ``plans`` has one `Plan` for each training graph."""
+
+    def __init__(
+        self, options: Options, record: Callable[[Partitioned], None] | None = None, state_bytes: int = 0
+    ) -> None:
+        self.options, self.state_bytes = options, state_bytes
+        self.plans: list[Plan] = []
+        self.record = record
+
+    def __call__(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        """Split a joint graph as the plan says."""
+        done = partition(joint, num_fwd_outputs, self.options, self.state_bytes)
+        self.plans.append(done.plan)
+        if self.record is not None:
+            self.record(done)
+        return done.forward, done.backward
+
+    def uuid(self) -> str:
+        """Names the settings: Inductor's cache key."""
+        return f"rematc-{self.options!r}-{self.state_bytes}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings alone: Inductor hashes this state, and what was planned so far is no setting."""
+        return {"uuid": self.uuid()}
+
+
+def partitioner(
+    budget: Budget, *, reserve: int | str = 0, time_limit_s: float = 30.0, gap: float = 0.01
+) -> Partitioner:
+    """A ``custom_partitioner_fn`` for Inductor, for those who can set only that.
+
+    The settings are those of `rematc.backend`. On a hit in AOTAutograd's cache no partitioner runs;
+    then ``plans`` stays empty.
+
+    >>> import rematc
+    >>> rematc.partitioner(budget="20GB").plans
+    []
+    """
+    return Partitioner(Options(budget, "inductor", reserve, None, SolveOptions(time_limit_s, gap)))

@@ -1,0 +1,107 @@
+"""What is on the device and not of the graphs' making."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from rematc import compat
+from rematc.capture import Capture
+from rematc.errors import OptionError
+from rematc.graph import Graph
+
+
+def resident_bytes(graph: Graph, device: torch.device) -> int:
+    """Bytes resident before the step: what the allocator says on CUDA, else the graph's inputs."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return sum(graph.storage_bytes[s] for s in graph.resident)
+
+
+def epilogue_bytes(joint: fx.GraphModule, captured: Capture) -> int:
+    """Bytes for the copies that autograd makes of gradients once the backward graph is done.
+
+    A gradient becomes ``.grad`` as it is if its strides are its parameter's and nobody shares its
+    storage; otherwise it is copied, one after the other.
+    """
+    inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
+    storages = [_storage(n) for n in captured.gradient_nodes]
+    copies = []
+    for node, primal, storage in zip(captured.gradient_nodes, inputs, storages, strict=False):
+        if node is None or storage is None:
+            continue
+        grad, param = node.meta["val"], primal.meta["val"]
+        shared = storages.count(storage) > 1
+        if shared or not _same_layout(grad, param):
+            copies.append((compat.hint(param.numel()) * param.element_size(), shared))
+    kept = sum(size for size, shared in copies if shared)
+    return kept + max((size for size, shared in copies if not shared), default=0)
+
+
+def _storage(node: fx.Node | None) -> int | None:
+    val = None if node is None else node.meta.get("val")
+    return compat.storage_key(val) if isinstance(val, torch.Tensor) else None
+
+
+def _same_layout(grad: torch.Tensor, param: torch.Tensor) -> bool:
+    """Autograd's own rule: the strides agree wherever the size is above one."""
+    if not isinstance(param, torch.Tensor) or grad.shape != param.shape:
+        return True
+    steps = zip(param.shape, grad.stride(), param.stride(), strict=True)
+    return all(g == p for size, g, p in steps if compat.hint(size) > 1)
+
+
+def optimizer_bytes(optimizer: Any, inputs: list[Any]) -> int:
+    """Bytes of the state that ``optimizer`` will hold after its first step and does not hold yet.
+
+    ``optimizer`` is an instance, or a function that makes one from the parameters among ``inputs``.
+    It is run on tensors without memory; yours is not touched. Raises `OptionError` if that fails.
+    """
+    if optimizer is None:
+        return 0
+    is_made = hasattr(optimizer, "param_groups")
+    held = _state_bytes(optimizer) if is_made and _on_cuda(optimizer) else 0
+    with compat.fake_tensors():
+        try:
+            twin = _twin(optimizer) if is_made else optimizer([_parameter(p) for p in _parameters(inputs)])
+        except Exception as e:
+            raise OptionError(
+                f"optimizer={optimizer!r}: its state can't be worked out ({type(e).__name__}: {e}); "
+                'give reserve="2GB" with the bytes of its state instead'
+            ) from e
+        try:
+            twin.step()
+        except Exception:
+            # Some optimizers read a number off a tensor once their state is there: that is all we need.
+            if not twin.state:
+                raise OptionError(
+                    f"optimizer={optimizer!r} can't be tried on tensors without memory; "
+                    'give reserve="2GB" with the bytes of its state instead'
+                ) from None
+        return max(0, _state_bytes(twin) - held)
+
+
+def _twin(optimizer: Any) -> Any:
+    groups = [{**g, "params": [_parameter(p) for p in g["params"]]} for g in optimizer.param_groups]
+    return type(optimizer)(groups)
+
+
+def _parameter(like: torch.Tensor) -> torch.nn.Parameter:
+    made = torch.nn.Parameter(torch.empty(like.shape, dtype=like.dtype, device=like.device))
+    made.grad = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    return made
+
+
+def _parameters(inputs: list[Any]) -> list[torch.Tensor]:
+    return [t for t in inputs if isinstance(t, torch.nn.Parameter) and t.requires_grad]
+
+
+def _state_bytes(optimizer: Any) -> int:
+    held = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in held)
+
+
+def _on_cuda(optimizer: Any) -> bool:
+    return any(p.device.type == "cuda" for g in optimizer.param_groups for p in g["params"])
