@@ -24,6 +24,7 @@ class Builder:
         self.costs: list[OpCost] = []
         self.inputs: list[int] = []
         self.tangents: list[int] = []
+        self.held: list[int] = []
 
     def value(self, name: str, size: int | None = None, alias: int | None = None) -> int:
         """A value of ``size`` bytes, or on the storage of the value ``alias``."""
@@ -37,8 +38,9 @@ class Builder:
         self.inputs.append(self.value(name, size))
         return self.inputs[-1]
 
-    def tangent(self, name: str, size: int = 0) -> int:
+    def tangent(self, name: str, size: int = 0, held: bool = False) -> int:
         self.tangents.append(self.value(name, size))
+        self.held += self.tangents[-1:] if held else []
         return self.tangents[-1]
 
     def op(
@@ -75,6 +77,7 @@ class Builder:
             tangents=tuple(self.tangents),
             outputs=tuple(outputs),
             gradients=tuple(gradients),
+            held=tuple(self.held),
         )
         return Problem(graph, tuple(self.costs), None, resident, epilogue)
 
@@ -106,7 +109,7 @@ def skip(n: int) -> Problem:
     for i in reversed(range(n)):
         reads.append([up[-1], down[i + 1]])
         up += b.op(f"up{i}", reads[-1], 2 ** (n - i), ns=3)
-    dy = b.tangent("dy", 2**n)
+    dy = b.tangent("dy", 2**n, held=True)
     ways: dict[int, int] = {}
     for i, read in reversed(list(enumerate(reads))):
         size = b.sizes[b.values[read[0]].storage]
@@ -130,7 +133,7 @@ def random_problem(seed: int | random.Random, ops: int = 10) -> Problem:
         _forward_op(b, rng, f"f{i}", small=i == forward - 1)
     made = [v for op in b.ops for v in op.outputs]
     outputs = sorted({made[-1], *rng.sample(made, int(rng.random() < 0.3))})
-    grads = [b.tangent(f"t{i}", _small(rng)) for i in range(len(outputs))]
+    grads = [b.tangent(f"t{i}", _small(rng), held=rng.random() < 0.5) for i in range(len(outputs))]
     for i in range(backward):
         last = max(1, len(made) - i * len(made) // backward)
         grads += _backward_op(b, rng, f"b{i}", made[:last], grads)

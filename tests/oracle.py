@@ -75,7 +75,7 @@ class _Search:
         self.useful = [self._useful(k) for k in range(len(self.order) + 1)]
         bound = self.bind(self.graph.forward_steps(()))
         outputs = {bound[v]: self.size(v) for v in self.graph.outputs if bound[v] != RESIDENT}
-        tangents = [self.size(v) for v in self.graph.tangents]
+        tangents = [self.size(v) for v in self.graph.held]
         self.held = problem.resident_bytes + sum(tangents) + sum(outputs.values())
 
     def size(self, value: int) -> int:
@@ -149,8 +149,9 @@ class _Search:
         for v in g.outputs:
             if bound[v] in pieces and bound[v] != RESIDENT:
                 pieces[bound[v]].add(-2 - bound[v])
-        marked = -2 - len(g.values)
-        return frozenset(frozenset(p) for p in (*pieces.values(), *({v, marked - v} for v in g.tangents)))
+        mark = -2 - len(g.values)
+        tangents = ({v, mark - v} if v in g.held else {v} for v in g.tangents)
+        return frozenset(map(frozenset, (*pieces.values(), *tangents)))
 
     def run(self) -> Found | None:
         tie = count()
@@ -224,7 +225,7 @@ class _Search:
 
     def runs_once(self, value: int) -> bool:
         op = self.graph.producer.get(value)
-        return op is not None and self.graph.ops[op].phase == "backward"
+        return op is None or self.graph.ops[op].phase == "backward"
 
     def fewest(self, loose: list[Piece], excess: float) -> Iterator[frozenset[Piece]]:
         tried: list[frozenset[Piece]] = []

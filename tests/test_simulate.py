@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from rematc.schedule import just_in_time
 from rematc.simulate import judged, simulate, validate
 from tests import oracle
 from tests.graphs import Builder, budgets, chain, problems, random_problem, read_by_backward, skip
+from tests.recount import recount
 
 # chain(4), by index: values x a1 a2 a3 a4 dy4 dy3 dy2 dy1 dy0, ops f1 f2 f3 f4 b4 b3 b2 b1.
 CHAIN = chain(4)
@@ -63,7 +63,7 @@ def test_resident_workspace_and_epilogue_add_up() -> None:
     b = Builder()
     x = b.input("x", 100)
     (a,) = b.op("f", [x], 8, workspace=20)
-    dy = b.tangent("dy", 4)
+    dy = b.tangent("dy", 4, held=True)
     (dx,) = b.op("h", [a, dy], 2, phase="backward", workspace=3)
     profile = simulate(b.problem([], [dx], resident=1000, epilogue=50), Plan((a,), (1,)))
     assert profile.live_bytes == (1028, 1000 + 8 + 4 + 2 + 3)
@@ -127,13 +127,17 @@ def test_all_outputs_of_an_op_are_allocated_even_those_nobody_reads() -> None:
     assert profile.recompute_ns == 0  # nothing in forward needs it: this is its first run
 
 
-def test_tangents_and_gradients_are_held_to_the_end() -> None:
+@pytest.mark.parametrize(("held", "live", "end"), [(True, (13, 33, 34), 34), (False, (13, 33, 31), 31)])
+def test_gradients_stay_to_the_end_and_tangents_if_they_are_held(
+    held: bool, live: tuple[int, ...], end: int
+) -> None:
     b = Builder()
-    dy = b.tangent("dy", 3)
+    dy = b.tangent("dy", 3, held=held)
     (first,) = b.op("b1", [dy], 10, phase="backward")
     (second,) = b.op("b2", [dy], 20, phase="backward")
-    profile = simulate(b.problem([], [first, second]), Plan((), (0, 1)))
-    assert (profile.live_bytes, profile.end_bytes) == ((13, 33), 33)
+    (third,) = b.op("b3", [second], 1, phase="backward")
+    profile = simulate(b.problem([], [first, second, third]), Plan((), (0, 1, 2)))
+    assert (profile.live_bytes, profile.end_bytes) == (live, end)
 
 
 def test_a_backward_op_that_no_gradient_needs_does_not_run() -> None:
@@ -196,43 +200,6 @@ def test_a_plan_that_lies_is_refused(changed: dict[str, int | str], why: str) ->
     validate(CHAIN, plan)
     with pytest.raises(PlanError, match=why):
         validate(CHAIN, replace(plan, **changed))  # type: ignore[arg-type]
-
-
-def recount(problem: Problem, plan: Plan) -> int:
-    """The peak, by an allocator that counts references: freed when the last reader has run."""
-    g = problem.graph
-    forward = g.forward_steps(plan.saved)
-    bound: dict[int, object] = dict.fromkeys(g.inputs, "resident")
-    size: dict[object, int] = {"resident": 0}
-    timeline: list[tuple[int, list[object], list[object]]] = []
-    held, tangents = [], {v: ("tangent", v) for v in g.tangents}
-    size |= {t: g.storage_bytes[g.values[v].storage] for v, t in tangents.items()}
-    for n, i in enumerate((*forward, *plan.backward)):
-        if n == len(forward):
-            held, saved = [bound[v] for v in g.outputs], {v: bound[v] for v in plan.saved}
-            bound = dict.fromkeys(g.inputs, "resident") | saved | tangents  # type: ignore[assignment]
-        reads, born = [bound[v] for v in g.ops[i].inputs], []
-        of = {g.values[v].storage: bound[v] for v in g.ops[i].inputs}
-        for v in g.ops[i].outputs:
-            s = g.values[v].storage
-            fresh = s not in of and s not in g.resident
-            bound[v] = (n, s) if fresh else "resident" if s in g.resident else of[s]
-            if fresh:
-                of[s] = bound[v]
-                size[bound[v]] = g.storage_bytes[s]
-                born.append(bound[v])
-        timeline.append((i, reads, born))
-    held += [bound[v] for v in g.gradients] + [*tangents.values()]
-    saved_until = len(forward)
-    refs = Counter([o for _, reads, _ in timeline for o in reads] + held + [*saved.values()])
-    live, peaks = set(), []
-    for n, (i, reads, born) in enumerate(timeline):
-        live |= {*born, *(tangents.values() if n == saved_until else ())}
-        peaks.append(sum(size[o] for o in live) + problem.costs[i].workspace_bytes)
-        refs.subtract(reads)
-        refs.subtract(saved.values() if n == saved_until else ())
-        live = {o for o in live if refs[o] > 0}
-    return max(*peaks, sum(size[o] for o in live) + problem.epilogue_bytes) + problem.resident_bytes
 
 
 @settings(max_examples=150, deadline=None)
