@@ -100,7 +100,7 @@ class Problem:
         graph = Graph(
             values=tuple(Value(name, storage) for name, storage in top.pop("values")),
             ops=tuple(Op(**op) for op in ops),
-            **{key: top.pop(key) for key in ("storage_bytes", "inputs", "tangents", "outputs", "gradients", "held")},
+            **{key: top.pop(key) for key in ("storage_bytes", *_ENDS)},
         )
         return Problem(graph, costs, **top)
 
@@ -120,6 +120,8 @@ def check(problem: Problem) -> None:
     made = {*g.inputs, *g.tangents}
     if any(not 0 <= v < len(g.values) for v in made):
         raise ProblemError("an input or a tangent is a value that does not exist")
+    if not set(g.held) <= set(g.tangents):
+        raise ProblemError("a held value is not a tangent")
     phase = "forward"
     for op in g.ops:
         if phase == "backward" and op.phase == "forward":
@@ -166,6 +168,7 @@ WHOLE = Kind("a whole number of at least zero", _is_whole)
 WHOLES = list_of("whole numbers of at least zero", _is_whole)
 TEXT = Kind("text", lambda x: isinstance(x, str))
 
+_ENDS = ("inputs", "tangents", "outputs", "gradients", "held")
 _PROBLEM = {
     "budget_bytes": or_null(WHOLE),
     "resident_bytes": WHOLE,
@@ -173,10 +176,7 @@ _PROBLEM = {
     "storage_bytes": WHOLES,
     "values": list_of("pairs of a name and a storage", _is_pair),
     "ops": list_of("objects", lambda x: isinstance(x, dict)),
-    "inputs": WHOLES,
-    "tangents": WHOLES,
-    "outputs": WHOLES,
-    "gradients": WHOLES,
+    **dict.fromkeys(_ENDS, WHOLES),
 }
 _OP = {
     "name": TEXT,

@@ -29,6 +29,7 @@ PROBLEM = Problem(
         tangents=(2,),
         outputs=(1,),
         gradients=(3,),
+        held=(2,),
     ),
     (OpCost(5, 2), OpCost(7)),
     budget_bytes=40,
@@ -54,7 +55,9 @@ def problems(draw: st.DrawFn) -> Problem:
         reads = (n + 1 + i, draw(st.integers(0, n)))
         ops.append(Op(draw(TEXTS), draw(TEXTS), reads, (n + 2 + i,), "backward", module=draw(TEXTS)))
     sizes = tuple(draw(st.lists(SIZES, min_size=2 * n + 2, max_size=2 * n + 2)))
-    graph = Graph(sizes, values, tuple(ops), (0,), (n + 1,), (n,), (2 * n + 1,))
+    graph = Graph(
+        sizes, values, tuple(ops), (0,), (n + 1,), (n,), (2 * n + 1,), draw(st.sampled_from([(), (n + 1,)]))
+    )
     costs = tuple(OpCost(draw(SIZES), draw(SIZES)) for _ in ops)
     return Problem(graph, costs, draw(st.none() | SIZES), draw(SIZES), draw(SIZES))
 
@@ -184,6 +187,7 @@ def test_the_wrong_type_in_an_op_is_told_with_the_op() -> None:
         ({"tangents": [9]}, "a value that does not exist"),
         ({"outputs": [9]}, "nobody makes it"),
         ({"gradients": [9]}, "nobody makes it"),
+        ({"held": [0]}, "not a tangent"),
         ({"inputs": []}, "before it is made"),
         ({"inputs": [0, 1]}, "a second time"),
     ],
