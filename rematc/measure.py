@@ -33,8 +33,8 @@ class Measurement:
 
     ``peak_bytes`` is the highest that the allocator's live bytes rose above what was live when the
     step began, ``end_bytes`` what was live at its end, its result included, less the same.
-    ``duration_ns`` is the time of the measured step: on the CPU the profiler adds some
-    microseconds for each op, so compare it only with steps that were measured too.
+    ``duration_ns`` is the time of the measured step: on the CPU the profiler adds one or
+    two microseconds for each op, so compare it only with steps that were measured too.
 
     >>> Measurement(peak_bytes=3000, end_bytes=500, duration_ns=81_000).peak_bytes
     3000
