@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from rematc.errors import OptionError
 from rematc.graph import Graph, Op
-from rematc.layers import find_layers, in_segments, read_in_backward, recompute_whole, segment_inputs
+from rematc.layers import crossing, find_layers, in_segments, read_in_backward, recompute_whole
 from rematc.mincut import base_name, cheapest_cut
 from rematc.options import SolveOptions
 from rematc.plan import Plan
@@ -55,7 +55,7 @@ def recompute_all(problem: Problem, options: SolveOptions = DEFAULT) -> Plan:
 def every(k: int) -> Strategy:
     """Checkpointing of every ``k`` consecutive layers, as with `torch.utils.checkpoint`.
 
-    Saved are the values that segments of layers read from outside of them; a segment is recomputed whole (all
+    Saved are the values that cross from one segment of layers to another; a segment is recomputed whole (all
     that backward reads of it) when backward first needs any of it. What is outside of all layers
     (embedding, head) is saved as autograd does. `rematc.layers.find_layers` says what a layer is.
     """
@@ -115,7 +115,7 @@ def _strategy(name: str, length: Callable[[int], int]) -> Strategy:
         layers = find_layers(graph)
         segments = in_segments(layers, length(len(layers)))
         outside = [v for v in read_in_backward(graph) if graph.producer[v] not in segments]
-        wanted = [*outside, *segment_inputs(graph, segments)]
+        wanted = [*outside, *crossing(graph, segments)]
         return _plan(problem, name, started, wanted, lambda g, saved: recompute_whole(g, saved, segments))
 
     strategy.__name__ = name

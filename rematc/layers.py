@@ -55,15 +55,18 @@ def read_in_backward(graph: Graph) -> tuple[int, ...]:
     return tuple(sorted(v for i in graph.forward for v in graph.ops[i].outputs if v in read))
 
 
-def segment_inputs(graph: Graph, segments: dict[int, int]) -> tuple[int, ...]:
-    """The values that segments read and others make: what checkpointing by segments saves."""
-    crossing = {
+def crossing(graph: Graph, segments: dict[int, int]) -> tuple[int, ...]:
+    """The forward values that one segment makes and another reads; what is in no segment counts as one.
+
+    What checkpointing saves: the inputs of segments, and what a loss or a head reads of the last.
+    """
+    found = {
         v
-        for i, segment in segments.items()
+        for i in graph.forward
         for v in graph.ops[i].inputs
-        if v in graph.producer and segments.get(graph.producer[v]) != segment
+        if v in graph.producer and segments.get(graph.producer[v]) != segments.get(i)
     }
-    return tuple(sorted(crossing))
+    return tuple(sorted(found))
 
 
 def recompute_whole(graph: Graph, saved: tuple[int, ...], segments: dict[int, int]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -172,6 +173,8 @@ def _forward_op(b: Builder, rng: random.Random, name: str, small: bool) -> None:
     sizes = [size(rng) for _ in range(1 if kind < 0.85 else rng.randint(2, 3))]
     pin, needed = rng.choice([(None, None)] * 16 + [("random", None), ("mutates", "mutates an input")])
     made = b.op(name, reads, *sizes, ns=_cost(rng), workspace=_workspace(rng), pin=pin, needed=needed)
+    target = rng.choice(["aten.sin.default", "aten.mm.default", "aten._softmax.default"])
+    b.ops[-1] = replace(b.ops[-1], target=target, module=f"net.{len(b.ops) // 2}")
     if len(made) == 2 and rng.random() < 0.3:  # an op that yields a value and a view of it
         b.values[made[1]] = Value(b.values[made[1]].name, b.values[made[0]].storage)
 
