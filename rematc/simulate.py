@@ -107,6 +107,7 @@ def simulate(problem: Problem, plan: Plan) -> Profile:
     time, leaves out a backward op or changes their order. Does not look at the budget: see `validate`.
     """
     graph = problem.graph
+    _check_indices(graph, plan)
     walk = _Walk(problem)
     for i in graph.forward_steps(plan.saved):
         walk.run(i, "forward")
@@ -165,6 +166,12 @@ def validate(problem: Problem, plan: Plan) -> Profile:
 def _at(walk: _Walk, value: int, who: str) -> _Instance:
     walk.read(value, max(len(walk.steps) - 1, 0), who)
     return walk.bound[value]
+
+
+def _check_indices(graph: Graph, plan: Plan) -> None:
+    for what, given, n in (("value", plan.saved, len(graph.values)), ("op", plan.backward, len(graph.ops))):
+        if unknown := [i for i in given if not 0 <= i < n]:
+            raise PlanError(f"the plan names {what} {unknown[0]}, and the graph has 0 to {n - 1}")
 
 
 def _check_order(graph: Graph, plan: Plan) -> None:

@@ -166,6 +166,8 @@ def pinned() -> Problem:
         ((1, 2), (2,), "not the graph's, or not in their order"),
         ((1, 2), (3, 2), "not the graph's, or not in their order"),
         ((1, 2), (2, 2, 3), "not the graph's, or not in their order"),
+        ((99,), (2, 3), "the plan names value 99, and the graph has 0 to 5"),
+        ((1, 2), (2, -1), "the plan names op -1, and the graph has 0 to 3"),
         ((1, 2, 3), (2, 3), "the plan saves reads 'dy'"),
         ((1, 2, 4), (2, 3), "the plan saves reads 'h.0'"),
     ],
