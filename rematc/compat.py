@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -56,7 +57,9 @@ def check_torch(version: tuple[int, int] | None = None) -> None:
         )
     if version not in TESTED:
         tested = ", ".join(f"{a}.{b}" for a, b in TESTED)
-        log.warning("torch %s is untested with rematc (tested: %s); gradients are checked there", have, tested)
+        log.warning(
+            "torch %s is untested with rematc (tested: %s); gradients are checked there", have, tested
+        )
 
 
 def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: Any) -> Callable[..., Any]:
@@ -195,3 +198,67 @@ def holds_tangents() -> bool:
 def profiler_is_active() -> bool:
     """Does a torch profiler run in this thread? There can't be a second one."""
     return bool(torch.autograd._profiler_enabled())
+
+
+def trace_joint(
+    gm: fx.GraphModule, inputs: Any, *, inductor_ops: bool, partition_fn: Any, no_backward: Any
+) -> None:
+    """Run AOTAutograd up to the joint graph and hand that to ``partition_fn``, which must raise.
+
+    ``inductor_ops``: the joint graph as Inductor sees it, decomposed, else in ATen's own ops. A graph in
+    which nothing requires a gradient has no joint graph: then ``no_backward`` is called, and must raise.
+    """
+    if not inductor_ops:
+        aot_eager(gm, inputs, partition_fn=partition_fn, compiler=no_backward)
+        return
+    import torch._functorch.config as functorch_config
+    from torch._inductor.compile_fx import compile_fx
+
+    base: Any = partitioner_base()
+
+    class Partitioner(base):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return partition_fn(*args, **kwargs)
+
+        def uuid(self) -> str:
+            return "rematc-trace"
+
+    patches = {"custom_partitioner_fn": Partitioner()}
+    with functorch_config.patch(enable_autograd_cache=False):
+        compile_fx(gm, inputs, inner_compile=no_backward, config_patches=patches)
+
+
+@contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Keep torch from logging a traceback for an op that fails in the trace: the error says it too."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def user_exception(error: BaseException) -> str | None:
+    """What the traced code raised itself, as in "ValueError('bad')"; None for anything else.
+
+    Dynamo reports it as a graph break of a kind of its own, the exception in the words of its message.
+    """
+    text = str(error)
+    if m := re.search(r"Developer debug context: raised exception (.+)", text):
+        return m[1]
+    m = re.search(r"with fake tensors: .*?: got (\w+\(.*\))$", text, re.MULTILINE)
+    return m[1] if m else None
+
+
+def traced_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where the trace stood in the user's code, outermost first; empty for what Dynamo did not raise."""
+    return list(getattr(error, "real_stack", None) or ())
+
+
+def inner_exception(error: BaseException) -> BaseException | None:
+    """What a backend raised, where Dynamo has wrapped it."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return error.inner_exception if isinstance(error, BackendCompilerFailed) else None

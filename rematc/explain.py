@@ -1,0 +1,164 @@
+"""`python -m rematc.explain model.py --budget 2GB`: what a budget would cost, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import textwrap
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rematc.errors import BudgetError, CaptureError, OptionError
+
+FITS, OWN_FAULT, BAD_INPUT, TOO_SMALL = 0, 1, 2, 3
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+EPILOG = """\
+MODEL.py has a function build() that returns (model, inputs) or (model, inputs, loss_fn): inputs is a
+tuple (positional arguments), a dict (keyword arguments) or one tensor, and loss_fn takes what the model
+returns. Without loss_fn the model alone is planned for, as torch.compile(model) compiles it.
+
+exit status: 0 the step fits the budget, 3 it does not, 2 bad input, 1 a fault of rematc's own.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command on ``argv`` (by default the process's own) and return its exit status.
+
+    The report goes to stdout, every message to stderr.
+
+    >>> main(["no_such_file.py"])
+    2
+    """
+    # Read by the profiler's library when it is first used; it writes to stderr at every profile.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as e:  # argparse has said what is wrong, or what --help asked for
+        return e.code if isinstance(e.code, int) else BAD_INPUT
+    try:
+        return _explain(args)
+    except BudgetError as e:
+        _say(f"does not fit: {e}", args)
+        return TOO_SMALL
+    except (OptionError, CaptureError) as e:
+        _say(f"error: {e}", args)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        _say("stopped; nothing was written", args)
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head`: whoever read the report has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FITS
+    except Exception as e:
+        _say(
+            f"error: rematc failed where it should not ({type(e).__name__}: {e}); nothing was written.\n"
+            "  what to try: again with --debug, and report what it prints together with MODEL.py",
+            args,
+        )
+        return OWN_FAULT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rematc.explain",
+        description="What is saved and what is recomputed under a memory budget, and why. No step is run.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL.py", help="file with build(); MODEL.py:NAME for another name")
+    parser.add_argument(
+        "--budget", help='peak memory of a step: "2GB", "1.5GiB", "80%%", or bytes; default: no limit'
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan to FILE")
+    parser.add_argument("--inner", default="inductor", help="ops as inductor (default) or eager runs them")
+    parser.add_argument("--reserve", default="0", help='memory to keep free: "500MB"; default: 0')
+    parser.add_argument(
+        "--time-limit", type=float, default=30.0, metavar="S", help="seconds to search; default: 30"
+    )
+    parser.add_argument(
+        "--gap", type=float, default=0.01, help="stop this close to the proven optimum; default: 0.01"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
+    return parser
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from rematc.report.files import check_target, write_whole
+
+    path, name = _file_and_name(args.model)
+    if args.json is not None:
+        check_target(args.json)
+    # Torch is loaded only now: what is wrong with the command line is said at once.
+    from rematc.loader import load
+    from rematc.options import Options, SolveOptions
+    from rematc.report import report
+    from rematc.simulate import validate
+    from rematc.solve import solve
+    from rematc.trace import pose_model
+
+    reserve = 0 if args.reserve == "0" else args.reserve
+    options = Options(args.budget, args.inner, reserve, None, SolveOptions(args.time_limit, args.gap))
+    model, inputs, loss_fn = load(path, name)
+    if getattr(model, "training", True) is False:
+        _say("warning: the model is in eval mode and planned for so; build() may call model.train()", args)
+    problem, _ = pose_model(model, inputs, loss_fn, options)
+    plan = solve(problem, options.solve)
+    validate(problem, plan)
+    if args.json is not None:
+        write_whole(args.json, plan.to_json() + "\n")
+    print(_title(path, name, model, args))
+    print(report(problem, plan, _columns()))
+    print(f"\n{_use(args)}", flush=True)
+    return FITS
+
+
+def _file_and_name(given: str) -> tuple[Path, str]:
+    """ "model.py:make" -> the file and the name in it; the name is "build" if none is given."""
+    if not Path(given).exists() and ":" in given:
+        file, _, name = given.rpartition(":")
+        return Path(file), name
+    return Path(given), "build"
+
+
+def _title(path: Path, name: str, model: Any, args: argparse.Namespace) -> str:
+    parameters = list(model.parameters()) if hasattr(model, "parameters") else []
+    count = sum(p.numel() for p in parameters)
+    devices = ", ".join(sorted({str(p.device) for p in parameters})) or "no parameters"
+    mode = "train" if getattr(model, "training", True) else "eval"
+    what = f"{type(model).__name__}, {count:,} parameters on {devices}"
+    title = f"{path}:{name}  {what}, {mode} mode, {args.inner}"
+    return textwrap.fill(title, _columns(), break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _use(args: argparse.Namespace) -> str:
+    """The line of Python that trains under this plan."""
+    given = "" if args.inner == "inductor" else f', inner="{args.inner}"'
+    given += "" if args.reserve == "0" else f', reserve="{args.reserve}"'
+    budget = "None" if args.budget is None else f'"{args.budget}"'
+    return f"to train so: torch.compile(model, backend=rematc.backend(budget={budget}{given}))"
+
+
+def _columns() -> int:
+    return min(120, shutil.get_terminal_size((100, 24)).columns)
+
+
+def _say(message: str, args: argparse.Namespace) -> None:
+    """A message on stderr, wrapped; with --debug the traceback before it."""
+    if args.debug and sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    for line in message.splitlines():
+        indent = " " * (2 + len(line) - len(line.lstrip()))
+        wrapped = textwrap.wrap(
+            line, _columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        print("\n".join(wrapped), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""`pose_model`: a model and a batch -> the problem that its training step poses. No step is run."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from rematc import compat
+from rematc.backend import pose
+from rematc.capture import Capture
+from rematc.errors import CaptureError
+from rematc.options import Options
+from rematc.problem import Problem
+from rematc.resident import optimizer_bytes
+
+NO_LIMIT = Options(budget=None)
+OWN = str(Path(__file__).parent)
+BY_HAND = "what to try: one step without rematc, model(...) and loss.backward(), and mend what fails there"
+
+
+def pose_model(
+    model: Callable[..., Any],
+    inputs: Any,
+    loss_fn: Callable[[Any], Any] | None = None,
+    options: Options = NO_LIMIT,
+) -> tuple[Problem, Capture]:
+    """Trace a training step of ``model`` and return its problem, and where its parts stand in the graph.
+
+    ``inputs``: a tuple or list of positional arguments, a dict of keyword arguments, or one tensor. With
+    ``loss_fn`` the graph is that of ``loss_fn(model(...))``; without, that of the model alone, as
+    ``torch.compile(model)`` gets it: every tensor that it returns and that requires grad is a root.
+
+    The trace works on tensors without memory: parameters, buffers, gradients and random number
+    generators stay as they are, and the model's mode (train or eval) is the one it is given in.
+    Raises `CaptureError` for what can't be traced as one graph, raises itself, or has nothing to
+    differentiate, and `OptionError` for a budget that can't be read.
+
+    >>> problem, capture = pose_model(nn.Linear(8, 1), torch.ones(4, 8), loss_fn=torch.sum)
+    >>> problem.budget_bytes is None, problem.resident_bytes
+    (True, 164)
+    """
+    args, kwargs = arguments(inputs)
+    tracer = _Tracer(options)
+    step: Any = model
+    if loss_fn is not None:
+        step, args = _with_loss(loss_fn), (model, *args)
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=cuda), torch.enable_grad(), compat.quiet_fake_tensors():
+        try:
+            # dynamic=False: the sizes of this batch, whatever was compiled before.
+            torch.compile(step, backend=tracer, fullgraph=True, dynamic=False)(*args, **kwargs)
+        except _Stop:
+            pass
+        except Exception as e:
+            raise _refusal(e) from e
+    if tracer.error is not None:
+        raise tracer.error
+    if tracer.posed is None:
+        raise CaptureError(_nothing_to_differentiate(model))
+    captured, problem = tracer.posed
+    return problem, captured
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``inputs`` as positional and keyword arguments; `CaptureError` for what is neither.
+
+    >>> arguments({"x": 1}), arguments([1, 2])
+    (((), {'x': 1}), ((1, 2), {}))
+    """
+    match inputs:
+        case torch.Tensor():
+            return (inputs,), {}
+        case Mapping():
+            return (), dict(inputs)
+        case tuple() | list():
+            return tuple(inputs), {}
+    raise CaptureError(
+        f"the inputs are of type {type(inputs).__name__}: give a tuple (positional arguments), "
+        "a dict (keyword arguments), or one tensor"
+    )
+
+
+def place(frames: list[traceback.FrameSummary]) -> str:
+    """The innermost of ``frames``, its file, line and code, as a line of a message; "" if there is none."""
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"\n  at {last.filename}:{last.lineno}, in {last.name}: {(last.line or '').strip()}"
+
+
+class _Stop(BaseException):
+    """Ends the trace. No `Exception`: Dynamo may swallow those and run the step after all."""
+
+
+class _Tracer:
+    """A backend that poses the problem, keeps it, and stops."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.posed: tuple[Capture, Problem] | None = None
+        self.error: Exception | None = None
+
+    def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Any:
+        def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+            # Kept, not raised: Dynamo would wrap it in words of its own.
+            try:
+                state = optimizer_bytes(self.options.optimizer, inputs)
+                self.posed = pose(joint, num_fwd_outputs, self.options, state)
+            except Exception as e:
+                self.error = e
+            raise _Stop
+
+        decomposed = self.options.inner == "inductor"
+        compat.trace_joint(gm, inputs, inductor_ops=decomposed, partition_fn=partition_fn, no_backward=_stop)
+        raise _Stop
+
+
+def _stop(*_: Any, **__: Any) -> Any:
+    raise _Stop
+
+
+def _with_loss(loss_fn: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The step as one function. Its first argument is called ``self`` for the sake of module paths.
+
+    Dynamo names modules by where it found them: so "layers.0" is "layers.0" with a loss and without.
+    """
+
+    def step(self: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return loss_fn(self(*args, **kwargs))
+
+    return step
+
+
+def _refusal(error: Exception) -> CaptureError:
+    """The same in one message: what happened, where in the user's code, and the way out."""
+    frames = [f for f in compat.traced_frames(error) if not f.filename.startswith(OWN)]
+    at, text = place(frames), str(error)
+    if raised := compat.user_exception(error):
+        return CaptureError(f"the model or its loss raises {raised}{at}\n  {BY_HAND}")
+    if "Argument mismatch" in text:
+        said = _field(text, "Developer debug context") or _field(text, "Explanation")
+        return CaptureError(f"the arguments don't fit the model or its loss: {said}{at}\n  {BY_HAND}")
+    if (inner := compat.inner_exception(error)) is not None:
+        return CaptureError(f"torch can't derive the backward pass: {_named(inner)}{at}\n  {BY_HAND}")
+    if not compat.traced_frames(error):
+        at = place(frames_outside_of_torch(error))
+        return CaptureError(f"calling the model with its inputs raises {_named(error)}{at}\n  {BY_HAND}")
+    said = f"{text.splitlines()[0].strip()}. {_field(text, 'Explanation')}"
+    return CaptureError(
+        f"the model is not one graph, and a budget holds for whole graphs alone: {said}{at}\n"
+        f"  what to try: {_hint(text)}take that line out of the forward pass, or skip it there with "
+        "`if not torch.compiler.is_compiling():`"
+    )
+
+
+def frames_outside_of_torch(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of ``error`` that are neither torch's nor rematc's nor the import system's."""
+    ours = (str(Path(torch.__file__).parent), OWN, "<frozen")
+    return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+
+
+def _nothing_to_differentiate(model: Any) -> str:
+    head = (
+        "nothing to differentiate: no result requires a gradient, so there is no backward pass to plan.\n  "
+    )
+    look = "look for .detach(), .item(), torch.no_grad(), or a forward pass or loss that returns no tensor"
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    trained = sum(p.requires_grad for p in parameters)
+    if parameters and not trained:
+        return (
+            f"{head}None of the {len(parameters)} parameters requires grad: requires_grad_() those to train"
+        )
+    if trained:
+        return f"{head}{trained} parameters require grad, and no result depends on them: {look}"
+    return f"{head}The model has no parameters, and no input that requires grad reaches a result: {look}"
+
+
+def _hint(text: str) -> str:
+    """The first sentence of Dynamo's first hint, unless it says no more than that something is wrong."""
+    hint = _field(text, "Hint").split(". ")[0].rstrip(".")
+    return "" if not hint or hint.startswith(("Your code may", "Please report")) else f"{hint}; or "
+
+
+def _field(text: str, name: str) -> str:
+    """The first line of a field of Dynamo's messages; "" if it is not there."""
+    found = [line.strip() for line in text.splitlines() if line.strip().startswith(f"{name}:")]
+    return found[0].removeprefix(f"{name}:").strip() if found else ""
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "(no message)"
