@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rematc.errors import BudgetError, CaptureError, OptionError
+from rematc.errors import BudgetError, PlanError, ProblemError, RematcError
 
 FITS, OWN_FAULT, BAD_INPUT, TOO_SMALL = 0, 1, 2, 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -45,22 +45,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BudgetError as e:
         _say(f"does not fit: {e}", args)
         return TOO_SMALL
-    except (OptionError, CaptureError) as e:
+    except RematcError as e:
+        if isinstance(e, PlanError | ProblemError):  # nothing that the user gave can be meant
+            return _own_fault(e, args)
         _say(f"error: {e}", args)
         return BAD_INPUT
     except KeyboardInterrupt:
-        _say("stopped; nothing was written", args)
+        _say("stopped", args)
         return INTERRUPTED
     except BrokenPipeError:  # `| head`: whoever read the report has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FITS
     except Exception as e:
-        _say(
-            f"error: rematc failed where it should not ({type(e).__name__}: {e}); nothing was written.\n"
-            "  what to try: again with --debug, and report what it prints together with MODEL.py",
-            args,
-        )
-        return OWN_FAULT
+        return _own_fault(e, args)
+
+
+def _own_fault(error: Exception, args: argparse.Namespace) -> int:
+    _say(
+        f"error: rematc failed where it should not ({type(error).__name__}: {error}).\n"
+        "  what to try: again with --debug, and report what it prints together with MODEL.py",
+        args,
+    )
+    return OWN_FAULT
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,9 +135,11 @@ def _file_and_name(given: str) -> tuple[Path, str]:
 def _title(path: Path, name: str, model: Any, args: argparse.Namespace) -> str:
     parameters = list(model.parameters()) if hasattr(model, "parameters") else []
     count = sum(p.numel() for p in parameters)
-    devices = ", ".join(sorted({str(p.device) for p in parameters})) or "no parameters"
+    devices = ", ".join(sorted({str(p.device) for p in parameters}))
     mode = "train" if getattr(model, "training", True) else "eval"
-    what = f"{type(model).__name__}, {count:,} parameters on {devices}"
+    what = (
+        f"{type(model).__name__}, {count:,} parameters on {devices}" if parameters else type(model).__name__
+    )
     title = f"{path}:{name}  {what}, {mode} mode, {args.inner}"
     return textwrap.fill(title, _columns(), break_long_words=False, break_on_hyphens=False) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from rematc.problem import Problem
 from rematc.resident import optimizer_bytes
 
 NO_LIMIT = Options(budget=None)
-OWN = str(Path(__file__).parent)
+OWN, TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
 BY_HAND = "what to try: one step without rematc, model(...) and loss.backward(), and mend what fails there"
 
 
@@ -44,6 +45,7 @@ def pose_model(
     >>> problem.budget_bytes is None, problem.resident_bytes
     (True, 164)
     """
+    compat.check_torch()
     args, kwargs = arguments(inputs)
     tracer = _Tracer(options)
     step: Any = model
@@ -86,10 +88,10 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def place(frames: list[traceback.FrameSummary]) -> str:
-    """The innermost of ``frames``, its file, line and code, as a line of a message; "" if there is none."""
+    """The innermost of ``frames`` that is not torch's own: file, line and code; "" if there is none."""
     if not frames:
         return ""
-    last = frames[-1]
+    last = next((f for f in reversed(frames) if not f.filename.startswith(TORCH)), frames[-1])
     return f"\n  at {last.filename}:{last.lineno}, in {last.name}: {(last.line or '').strip()}"
 
 
@@ -143,8 +145,12 @@ def _refusal(error: Exception) -> CaptureError:
     if raised := compat.user_exception(error):
         return CaptureError(f"the model or its loss raises {raised}{at}\n  {BY_HAND}")
     if "Argument mismatch" in text:
-        said = _field(text, "Developer debug context") or _field(text, "Explanation")
-        return CaptureError(f"the arguments don't fit the model or its loss: {said}{at}\n  {BY_HAND}")
+        function = re.search(r"trace function `?([\w.<>]+)", text)
+        name = function[1].strip(".") if function else "a function"
+        return CaptureError(
+            f"{name!r} is called with arguments that it does not take{at}\n  what to try: a loss_fn "
+            "gets what the model returns and nothing else: give lambda out: loss(out, target)"
+        )
     if (inner := compat.inner_exception(error)) is not None:
         return CaptureError(f"torch can't derive the backward pass: {_named(inner)}{at}\n  {BY_HAND}")
     if not compat.traced_frames(error):
@@ -160,7 +166,7 @@ def _refusal(error: Exception) -> CaptureError:
 
 def frames_outside_of_torch(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of ``error`` that are neither torch's nor rematc's nor the import system's."""
-    ours = (str(Path(torch.__file__).parent), OWN, "<frozen")
+    ours = (TORCH, OWN, "<frozen")
     return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
 
 
@@ -182,8 +188,9 @@ def _nothing_to_differentiate(model: Any) -> str:
 
 def _hint(text: str) -> str:
     """The first sentence of Dynamo's first hint, unless it says no more than that something is wrong."""
-    hint = _field(text, "Hint").split(". ")[0].rstrip(".")
-    return "" if not hint or hint.startswith(("Your code may", "Please report")) else f"{hint}; or "
+    hint = re.split(r"(?<!e\.g)\. ", _field(text, "Hint"))[0].rstrip(".")
+    useless = ("Your code may", "Please report", "This is likely", "It may be possible")
+    return "" if not hint or hint.startswith(useless) else f"{hint}; or "
 
 
 def _field(text: str, name: str) -> str:

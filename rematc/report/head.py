@@ -29,7 +29,7 @@ def head(reading: Reading, width: int) -> str:
         ),
         ("budget", "none" if budget is None else format_bytes(budget), _room(reading)),
         ("peak, all saved", format_bytes(reading.unplanned.peak_bytes), _at(reading, reading.unplanned)),
-        ("peak, this plan", format_bytes(reading.profile.peak_bytes), _at(reading, reading.profile)),
+        ("peak, this plan", format_bytes(reading.profile.peak_bytes), _there(reading)),
         ("recomputation", duration(plan.cost_ns), _share(reading)),
         ("gap", *_gap(reading)),
         (
@@ -47,7 +47,7 @@ def head(reading: Reading, width: int) -> str:
 def _room(reading: Reading) -> str:
     budget = reading.plan.budget_bytes
     if budget is None:
-        return "no limit: nothing needs to be recomputed; give --budget or budget= to plan for less"
+        return "no limit, so nothing has to be recomputed"
     if budget >= reading.unplanned.peak_bytes:
         return "enough to save everything"
     missing = reading.unplanned.peak_bytes - budget
@@ -66,6 +66,13 @@ def _at(reading: Reading, profile: Profile) -> str:
         f"{format_bytes(size)} {words}" for words, size in _alive(reading, profile).most_common(LARGEST)
     ]
     return f"{where}; largest there: {', '.join(largest)}" if largest else where
+
+
+def _there(reading: Reading) -> str:
+    """Where the plan peaks, told once if that is where it would without recomputation too."""
+    plain = reading.unplanned
+    same = (plain.peak_bytes, plain.at_peak) == (reading.profile.peak_bytes, reading.profile.at_peak)
+    return "as above" if same else _at(reading, reading.profile)
 
 
 def _alive(reading: Reading, profile: Profile) -> Counter[str]:

@@ -59,10 +59,10 @@ def _name(group: list[str], groups: list[list[str]]) -> str:
 def without_wrapper(path: str) -> str:
     """The path without what Dynamo puts before the modules of a model that came wrapped in a function.
 
-    >>> without_wrapper("L.'fn.0.1"), without_wrapper("h.0")
-    ('0.1', 'h.0')
+    >>> without_wrapper("L.'fn.0.1"), without_wrapper("L.'model.h.0"), without_wrapper("h.0")
+    ('0.1', 'h.0', 'h.0')
     """
-    return re.sub(r"^L\.'fn'?\.?", "", path)
+    return re.sub(r"^L\.'\w+'?\.?", "", path)
 
 
 def shortened(kind: str, room: int) -> str:

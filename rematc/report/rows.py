@@ -90,14 +90,23 @@ class Reading:
         return sum(self.graph.storage_bytes[s] for s in storages)
 
     @cached_property
-    def storage_of(self) -> dict[str, int]:
-        """The storage of each value of the forward pass, by the value's name."""
-        values = [self.graph.values[v] for i in self.graph.forward for v in self.graph.ops[i].outputs]
-        return {v.name: v.storage for v in values}
+    def alive_now(self) -> Counter[int]:
+        """Bytes of each storage of the forward pass that is alive at the plan's peak."""
+        return self._alive(self.profile)
 
-    def at_peak(self, profile: Profile, storages: list[int]) -> int:
-        """Bytes of ``storages`` that are alive at the peak of ``profile``."""
-        return sum(size for name, size in profile.at_peak if self.storage_of.get(name) in storages)
+    @cached_property
+    def alive_unplanned(self) -> Counter[int]:
+        """The same at the peak without recomputation."""
+        return self._alive(self.unplanned)
+
+    def _alive(self, profile: Profile) -> Counter[int]:
+        values = [self.graph.values[v] for i in self.graph.forward for v in self.graph.ops[i].outputs]
+        storage_of = {v.name: v.storage for v in values}
+        found: Counter[int] = Counter()
+        for name, size in profile.at_peak:
+            if name in storage_of:
+                found[storage_of[name]] += size
+        return found
 
 
 def rows(reading: Reading) -> list[Row]:
@@ -156,7 +165,7 @@ def _recomputed(reading: Reading, row: Row) -> str:
     head = f"recomputed ({again})" if again else "recomputed"
     if not row.dropped:
         return f"{head}: others are made of it"
-    freed = reading.at_peak(reading.unplanned, row.dropped) - reading.at_peak(reading.profile, row.dropped)
+    freed = sum(reading.alive_unplanned[s] - reading.alive_now[s] for s in row.dropped)
     if freed <= 0:
         return f"{head}: not alive at the peak either way"
     frees = f"{head}: frees {format_bytes(freed)} at the peak"
@@ -180,7 +189,7 @@ def _chosen(reading: Reading, row: Row) -> Counter[Reason]:
         if once:
             words = f"made of what may run only once ({once.split(':')[0]})"
             reasons["saved", words] += graph.storage_bytes[storage]
-        elif not reading.at_peak(reading.profile, [storage]):
+        elif not reading.alive_now[storage]:
             reasons["saved", "not alive at the peak"] += graph.storage_bytes[storage]
         else:
             priced.append(storage)
