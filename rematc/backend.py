@@ -34,7 +34,7 @@ def backend(
     inner: Inner = "inductor",
     reserve: int | str = 0,
     optimizer: Any = None,
-    time_limit_s: float = 30.0,
+    time_limit_s: float = 20.0,
     gap: float = 0.01,
 ) -> Backend:
     """A backend for ``torch.compile`` that keeps the peak memory of a training step under ``budget``.

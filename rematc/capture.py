@@ -93,24 +93,27 @@ class _Reader:
         return node.op == "placeholder" and compat.is_tangent(node)
 
     def _is_held(self, tangent: int) -> bool:
-        """`loss.backward()` holds the gradient of the loss itself; the others can go once read."""
+        """`loss.backward()` holds the gradient of the loss itself; others go once read, if they are."""
         node = self.value_nodes[tangent]
-        val = None if node is None else node.meta.get("val")
-        return compat.holds_tangents() or (isinstance(val, torch.Tensor) and val.dim() == 0)
+        if node is None or not node.users or compat.holds_tangents():
+            return True
+        val = node.meta.get("val")
+        return isinstance(val, torch.Tensor) and val.dim() == 0
 
     def _in_order(self) -> Iterator[tuple[fx.Node, Phase]]:
-        """Forward ops, then backward ops: those that a tangent reaches, or that come after such.
+        """Forward ops, then backward ops: those that a tangent reaches.
 
-        The `copy_` into a buffer belongs to forward, though the trace puts it at the very end.
+        What the trace puts behind the first of those and no tangent reaches (a mask for the backward
+        pass, the `copy_` into a buffer) could run in forward as well: whether it does, a plan says.
+        Only effects of the backward pass itself stay there.
         """
         calls = [n for n in self.nodes if n.op == "call_function" and not _is_taker(n)]
         reached: set[fx.Node] = {n for n in self.nodes if self._is_tangent(n)}
         for node in self.nodes:
-            if any(i in reached for i in node.all_input_nodes):
+            effect = must_run(node) and "backward" in node.meta.get("partitioner_tag", "")
+            if effect or any(i in reached for i in node.all_input_nodes):
                 reached.add(node)
-        first = next((i for i, n in enumerate(calls) if n in reached), len(calls))
-        effects = [n for n in calls if must_run(n) and "backward" not in n.meta.get("partitioner_tag", "")]
-        early = {*calls[:first], *_ancestors([*self.forward_outputs, *effects])} - reached
+        early = {n for n in calls if n not in reached}
         yield from ((n, "forward") for n in calls if n in early)
         yield from ((n, "backward") for n in calls if n not in early)
 
@@ -130,7 +133,7 @@ class _Reader:
             inputs=tuple(reads),
             outputs=tuple(outputs),
             phase=phase,
-            pin=pin or needed,
+            pin=needed or pin,
             needed=needed,
             module=module_path(node),
         )
@@ -159,8 +162,6 @@ class _Reader:
 def pin_of(node: fx.Node) -> str | None:
     """Why the op of this node may not run a second time, in words, or None."""
     target = node.target
-    if node.meta.get(SNAPSHOT):
-        return "mutates: keeps the old value of an input that forward overwrites"
     if compat.is_higher_order(target):
         return "effect: a higher-order op, its body is not looked into"
     if not compat.is_overload(target):
@@ -179,14 +180,14 @@ def pin_of(node: fx.Node) -> str | None:
 
 def must_run(node: fx.Node) -> str | None:
     """Why the op must run even if nobody reads its result, in words, or None."""
-    if compat.is_higher_order(node.target):
-        return None
+    if node.meta.get(SNAPSHOT):
+        return "mutates: keeps the old value of an input that forward overwrites"
     if compat.is_overload(node.target):
         if node.target._schema.is_mutable:  # type: ignore[union-attr]
             return "mutates"
         if is_random(node):
             return "random"  # the generator has to move on, for those that draw after it
-    return "effect" if compat.is_impure(node) else None
+    return pin_of(node)
 
 
 def is_random(node: fx.Node) -> bool:
@@ -224,13 +225,3 @@ def _takers(node: fx.Node) -> dict[int, fx.Node]:
     if not isinstance(node.meta.get("val"), tuple | list):
         return {}
     return {user.args[1]: user for user in node.users if _is_taker(user)}  # type: ignore[misc]
-
-
-def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
-    found, stack = set(nodes), list(nodes)
-    while stack:
-        for n in stack.pop().all_input_nodes:
-            if n not in found:
-                found.add(n)
-                stack.append(n)
-    return found

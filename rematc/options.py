@@ -27,7 +27,7 @@ class SolveOptions:
     0.01
     """
 
-    time_limit_s: float = 30.0
+    time_limit_s: float = 20.0
     gap: float = 0.01
 
     def __post_init__(self) -> None:

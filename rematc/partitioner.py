@@ -43,7 +43,7 @@ class Partitioner(_Base):
 
 
 def partitioner(
-    budget: Budget, *, reserve: int | str = 0, time_limit_s: float = 30.0, gap: float = 0.01
+    budget: Budget, *, reserve: int | str = 0, time_limit_s: float = 20.0, gap: float = 0.01
 ) -> Partitioner:
     """A ``custom_partitioner_fn`` for Inductor, for those who can set only that.
 

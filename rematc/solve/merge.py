@@ -1,0 +1,160 @@
+"""Core -> smaller Core: units that no plan gains by telling apart become one.
+
+* *Small* blocks, together at most 0.4 % of the budget, are kept for good. ``slack_bytes``
+  says what memory that takes; a lower bound for the whole problem needs that much more budget.
+* A *chain*: unit f makes one block v, which only unit g reads, and g's result is no larger. All else
+  that g reads is read by f too, is always at hand, or is made for g alone from what f reads. Whoever
+  would keep v can run g at once and keep its result instead, for the same time and no more memory.
+  So f, g and what is made for g alone become one unit.
+* A stage whose op reads no block that is ever dropped follows the stage before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rematc.solve.reduce import Core, Stage, Unit
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A smaller `Core`, and how it stands to the full one.
+
+    ``parts[u]`` are the full core's units behind unit u, in order; ``full_block[b]`` is the full
+    core's block behind block b; ``kept`` are the full core's blocks that are kept for good.
+    """
+
+    core: Core
+    full: Core
+    parts: tuple[tuple[int, ...], ...]
+    full_block: tuple[int, ...]
+    kept: frozenset[int]
+    slack_bytes: int
+
+
+def unmerged(full: Core) -> Merged:
+    """``full`` as it is."""
+    parts = tuple((u,) for u in range(len(full.units)))
+    return Merged(full, full, parts, tuple(range(len(full.block_bytes))), frozenset(), 0)
+
+
+def merge(full: Core, small_bytes: int = 0) -> Merged:
+    """Apply the rules to ``full``, as `reduce` made it; small blocks have ``small_bytes`` together."""
+    kept = small_blocks(full, small_bytes)
+    core = replace(full, held=full.held | kept)
+    slack = sum(full.block_bytes[b] for b in kept)
+    read = {b for stage in full.stages for b in stage.reads}
+    units, parts = _chains(core, read)
+    blocks = [b for u in sorted(units) for b in units[u].makes]
+    number = {b: n for n, b in enumerate(blocks)}
+    renamed = [_renamed(units[u], number) for u in sorted(units)]
+    stages = _stages(full, kept, slack, number)
+    held = frozenset(number[b] for b in core.held if b in number)
+    small = Core(
+        tuple(full.block_bytes[b] for b in blocks),
+        tuple(full.values[b] for b in blocks),
+        tuple(renamed),
+        tuple(stages),
+        held,
+        full.resident_bytes,
+    )
+    return Merged(small, full, tuple(parts[u] for u in sorted(units)), tuple(blocks), kept, slack)
+
+
+def small_blocks(core: Core, left: int) -> frozenset[int]:
+    """The smallest blocks that backward reads, as many as fit into ``left`` bytes."""
+    found = set()
+    read = {b for s in core.stages for b in s.reads if core.units[core.maker[b]].required}
+    for b in sorted(read - core.held, key=lambda b: (core.block_bytes[b], b)):
+        left -= core.block_bytes[b]
+        if left < 0:
+            break
+        found.add(b)
+    return frozenset(found)
+
+
+def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]]]:
+    """Units left by index, and the units that each stands for."""
+    units = dict(enumerate(core.units))
+    parts = {u: (u,) for u in units}
+    readers = {b: set(r) for b, r in enumerate(core.readers)}
+    maker = dict(enumerate(core.maker))
+    for f in list(units):
+        while (group := _group(f, core, units, readers, maker, read)) is not None:
+            *inner, g = group
+            unit = _fused(core, [units[u] for u in inner], units[g])
+            for u in inner:
+                for b in units[u].reads:
+                    readers[b].discard(u)
+                    readers[b].add(g)
+                parts[g] += parts.pop(u)
+                del units[u]
+            units[g], parts[g] = unit, tuple(sorted(parts[g]))
+            f = g
+    return units, parts
+
+
+def _group(
+    f: int, core: Core, units: dict[int, Unit], readers: dict[int, set[int]], maker: dict[int, int], read: set[int]
+) -> tuple[int, ...] | None:
+    """Unit f, the units made for its one reader alone, and that reader; None if the rule does not fit."""
+
+    def inner(u: int, g: int) -> bool:
+        unit = units[u]
+        return (
+            not unit.pinned
+            and len(unit.makes) == 1
+            and unit.makes[0] not in core.held | read
+            and readers[unit.makes[0]] == {g}
+            and unit.required == units[g].required
+        )
+
+    if f not in units or len(units[f].makes) != 1 or len(readers[units[f].makes[0]]) != 1:
+        return None
+    (g,) = readers[units[f].makes[0]]
+    result = sum(core.block_bytes[b] for b in units[g].makes if b not in core.held)
+    if units[g].pinned or not inner(f, g) or core.block_bytes[units[f].makes[0]] < result:
+        return None
+    at_hand = core.held | set(units[f].reads)
+    group = [f]
+    for b in units[g].reads:
+        u = maker[b]
+        if b in at_hand or u == f:
+            continue
+        if not (inner(u, g) and set(units[u].reads) <= at_hand):
+            return None
+        group.append(u)
+    return (*sorted(group), g)
+
+
+def _fused(core: Core, inner: list[Unit], last: Unit) -> Unit:
+    """One unit for all: run in order, each inner block alive from its making to the end."""
+    made = [b for u in inner for b in u.makes]
+    result = sum(core.block_bytes[b] for b in last.makes if b not in core.held)
+    alive = peak = 0
+    for u in inner:
+        alive += sum(core.block_bytes[b] for b in u.makes)
+        peak = max(peak, alive + u.workspace_bytes)
+    workspace = max(peak - result, alive + last.workspace_bytes, 0)
+    reads = {b for u in (*inner, last) for b in u.reads} - set(made)
+    cost = sum(u.cost_ns for u in (*inner, last))
+    return replace(last, reads=tuple(sorted(reads)), cost_ns=cost, workspace_bytes=workspace)
+
+
+def _renamed(unit: Unit, number: dict[int, int]) -> Unit:
+    reads = tuple(number[b] for b in unit.reads)
+    return replace(unit, reads=reads, makes=tuple(number[b] for b in unit.makes))
+
+
+def _stages(full: Core, kept: frozenset[int], slack: int, number: dict[int, int]) -> list[Stage]:
+    stages: list[Stage] = []
+    for s in full.stages:
+        reads = tuple(number[b] for b in s.reads if b not in kept)
+        if stages and not reads and s.op is not None:
+            last = stages[-1]
+            after = max(last.after_bytes, s.op_bytes + slack, s.after_bytes + slack)
+            stages[-1] = replace(last, last=s.last, after_bytes=after)
+        else:
+            after = s.after_bytes + slack if s.after_bytes else 0
+            stages.append(Stage(s.op, s.last, reads, s.before_bytes + slack, s.op_bytes + slack, after))
+    return stages

@@ -1,0 +1,245 @@
+"""Problem -> Core: what the MILP sees. Views are folded away, what can't matter is left out.
+
+A *block* is one storage that a forward op makes: the unit in which memory is kept or dropped. A
+view costs nothing and is taken again wherever it is read, so to read a view is to read its block.
+The backward pass is a row of *stages*: recomputation, then one backward op that reads forward
+blocks, then the backward ops after it that read none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rematc.graph import Graph
+from rematc.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A forward op that makes memory: ``reads`` and ``makes`` are blocks, ``op`` its index in the graph.
+
+    ``required``: the forward pass runs it whatever is saved. ``pinned``: it can't run twice.
+    """
+
+    op: int
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    cost_ns: int
+    workspace_bytes: int
+    required: bool
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Recomputation, then backward op ``op``, which reads the blocks ``reads``, then others up to ``last``.
+
+    Those read no block. Forward blocks aside, ``before_bytes`` are alive while recomputation runs, ``op_bytes`` while
+    ``op`` does, and at most ``after_bytes`` while the others do. ``op`` None: recomputation alone.
+    """
+
+    op: int | None
+    last: int | None
+    reads: tuple[int, ...]
+    before_bytes: int
+    op_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True)
+class Core:
+    """The reduced problem.
+
+    Block b has ``block_bytes[b]`` bytes; ``values[b]`` are the values that its op puts on it. Blocks in ``held``
+    are results of the forward pass: from their birth to the end of the step they are there.
+    """
+
+    block_bytes: tuple[int, ...]
+    values: tuple[tuple[int, ...], ...]
+    units: tuple[Unit, ...]
+    stages: tuple[Stage, ...]
+    held: frozenset[int]
+    resident_bytes: int
+
+    @cached_property
+    def maker(self) -> tuple[int, ...]:
+        """Unit by the block that it makes."""
+        owner = {b: u for u, unit in enumerate(self.units) for b in unit.makes}
+        return tuple(owner[b] for b in range(len(self.block_bytes)))
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """Units by the block that they read."""
+        found: list[list[int]] = [[] for _ in self.block_bytes]
+        for u, unit in enumerate(self.units):
+            for b in unit.reads:
+                found[b].append(u)
+        return tuple(map(tuple, found))
+
+    def upstream(self, blocks: Iterable[int]) -> frozenset[int]:
+        """Units that make ``blocks`` from held and resident memory alone, pinned ones included."""
+        found: set[int] = set()
+        stack = list(blocks)
+        while stack:
+            u = self.maker[stack.pop()]
+            if u not in found:
+                found.add(u)
+                stack.extend(b for b in self.units[u].reads if b not in self.held)
+        return frozenset(found)
+
+
+def reduce(problem: Problem, *, every_op: bool = False, pauses: int = 0) -> Core:
+    """Fold ``problem`` into a `Core`.
+
+    ``every_op`` makes each backward op a stage of its own, with ``pauses`` stages without an op
+    before it: then every order of recomputation that pays can be told. For small graphs.
+    """
+    folded = _Folded(problem)
+    units = folded.units()
+    held = folded.blocks(problem.graph.outputs)
+    sizes = tuple(folded.size(values[0]) for values in folded.values)
+    held_bytes = sum(sizes[b] for b in held)
+    stages = _stages(folded, held, held_bytes, every_op, pauses)
+    return Core(sizes, tuple(folded.values), tuple(units), tuple(stages), held, problem.resident_bytes)
+
+
+class _Folded:
+    """The graph with views folded into the values that own their storage."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.graph = problem, problem.graph
+        self.known: dict[int, frozenset[int]] = {v: frozenset() for v in self.graph.inputs}
+        self.known |= {v: frozenset((v,)) for v in self.graph.tangents}
+        self.views: set[int] = set()
+        self.block_of: dict[int, int] = {}
+        self.values: list[tuple[int, ...]] = []
+        for i, op in enumerate(self.graph.ops):
+            view = is_view(self.graph, i)
+            if view:
+                self.views.add(i)
+            for v in op.outputs:
+                self.known[v] = self.roots(op.inputs) if view else frozenset((v,))
+
+    def roots(self, values: Iterable[int]) -> frozenset[int]:
+        """The values that own the memory which ``values`` are read from; none for what is resident."""
+        return frozenset().union(*(self.known[v] for v in values))
+
+    def blocks(self, values: Iterable[int]) -> frozenset[int]:
+        """The forward blocks that ``values`` are read from."""
+        return frozenset(self.block_of[v] for v in self.roots(values) if v in self.block_of)
+
+    def size(self, value: int) -> int:
+        storage = self.graph.values[value].storage
+        return 0 if storage in self.graph.resident else self.graph.storage_bytes[storage]
+
+    def units(self) -> list[Unit]:
+        g = self.graph
+        required = set(g.forward_steps(()))
+        read = [v for b in g.backward_steps for v in g.ops[b].inputs]
+        matters = required | g.ancestors([*read, *g.gradients])
+        units = []
+        for i in g.forward:
+            if i in self.views or i not in matters:
+                continue
+            op, cost = g.ops[i], self.problem.costs[i]
+            reads = tuple(sorted(self.blocks(op.inputs)))
+            makes = self._made(op.outputs)
+            ns, workspace = cost.runtime_ns, cost.workspace_bytes
+            units.append(Unit(i, reads, makes, ns, workspace, i in required, bool(op.pin)))
+        return units
+
+    def _made(self, outputs: tuple[int, ...]) -> tuple[int, ...]:
+        """New blocks for the outputs of an op: one for each storage among them."""
+        by_storage: dict[int, list[int]] = {}
+        for v in outputs:
+            by_storage.setdefault(self.graph.values[v].storage, []).append(v)
+        first = len(self.values)
+        for values in by_storage.values():
+            self.block_of.update(dict.fromkeys(values, len(self.values)))
+            self.values.append(tuple(values))
+        return tuple(range(first, len(self.values)))
+
+
+def is_view(graph: Graph, i: int) -> bool:
+    """Does op ``i`` make no memory of its own, and may it be taken again anywhere?"""
+    op = graph.ops[i]
+    at_hand = {graph.values[v].storage for v in op.inputs} | graph.resident
+    return not (op.pin or op.needed) and all(graph.values[v].storage in at_hand for v in op.outputs)
+
+
+def _stages(
+    folded: _Folded, held: frozenset[int], held_bytes: int, every_op: bool, pauses: int
+) -> list[Stage]:
+    graph, problem = folded.graph, folded.problem
+    steps = [i for i in graph.backward_steps if i not in folded.views]
+    before, during = _backward_bytes(folded, steps)
+    reads = _forward_reads(folded, steps)
+    base = held_bytes + problem.resident_bytes
+    stages: list[Stage] = []
+    for k, i in enumerate(steps):
+        now = base + during[k] + problem.costs[i].workspace_bytes
+        blocks = tuple(sorted(reads[k] - held))
+        if not (blocks or every_op) and stages:
+            stages[-1] = replace(stages[-1], last=i, after_bytes=max(stages[-1].after_bytes, now))
+            continue
+        stages += [Stage(None, None, (), base + before[k], 0, 0)] * pauses
+        stages.append(Stage(i, i, blocks, base + before[k], now, 0))
+    end = base + before[len(steps)]
+    blocks = tuple(sorted(reads[len(steps)] - held))
+    stages += [Stage(None, None, (), end, 0, 0)] * pauses
+    return [*stages, Stage(None, None, blocks, end, end + problem.epilogue_bytes, 0)]
+
+
+def _forward_reads(folded: _Folded, steps: list[int]) -> list[set[int]]:
+    """The forward blocks that each backward step needs at hand, and at last those that are gradients.
+
+    A view that the backward pass takes of a forward block holds it from there to its last reader.
+    """
+    graph = folded.graph
+    reads = [set(folded.blocks(graph.ops[i].inputs)) for i in steps]
+    reads.append(set(folded.blocks(graph.gradients)))
+    for i in graph.backward_steps:
+        if i in folded.views and (blocks := folded.blocks(graph.ops[i].inputs)):
+            taken = next((k for k, j in enumerate(steps) if j > i), len(steps))
+            for k in range(taken, _last_read(folded, steps, i) + 1):
+                reads[k] |= blocks
+    return reads
+
+
+def _last_read(folded: _Folded, steps: list[int], view: int) -> int:
+    """The last step that reads what backward op ``view`` makes, be it through other views."""
+    graph = folded.graph
+    made = set(graph.ops[view].outputs)
+    for i in graph.backward_steps:
+        if i in folded.views and made & set(graph.ops[i].inputs):
+            made |= set(graph.ops[i].outputs)
+    if made & set(graph.gradients):
+        return len(steps)
+    return max((k for k, i in enumerate(steps) if made & set(graph.ops[i].inputs)), default=-1)
+
+
+def _backward_bytes(folded: _Folded, steps: list[int]) -> tuple[list[int], list[int]]:
+    """Bytes of backward values alive just before each step (and at the end), and while it runs."""
+    graph, end = folded.graph, len(steps)
+    storage = [v.storage for v in graph.values]
+    birth = {storage[v]: -1 for v in graph.tangents}
+    for k, i in enumerate(steps):
+        for v in graph.ops[i].outputs:
+            birth.setdefault(storage[v], k)
+    forward = {storage[v] for values in folded.values for v in values} | graph.resident
+    birth = {s: k for s, k in birth.items() if s not in forward}
+    death = dict(birth)
+    for k, i in enumerate(steps):
+        read = folded.roots(graph.ops[i].inputs)
+        death.update((storage[v], k) for v in read if storage[v] in death)
+    ends = [*folded.roots(graph.gradients), *graph.held]
+    death.update((storage[v], end) for v in ends if storage[v] in death)
+    before, during = [0] * (end + 1), [0] * (end + 1)
+    for s, born in birth.items():
+        for k in range(born + 1, death[s] + 1):
+            before[k] += graph.storage_bytes[s]
+        for k in range(max(born, 0), death[s] + 1):
+            during[k] += graph.storage_bytes[s]
+    return before, during
