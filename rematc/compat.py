@@ -105,17 +105,33 @@ def default_partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
 def extract_modules(
     joint: fx.GraphModule, saved: list[fx.Node], saved_syms: list[fx.Node], num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward modules in AOTAutograd's calling convention, ``saved`` between them."""
+    """Forward and backward modules in AOTAutograd's calling convention, ``saved`` between them.
+
+    Torch drops a saved value that no backward op reads when every op runs once. A plan may read it
+    all the same, so for the time of the call each is a result of the backward pass as well.
+    """
     from torch._functorch.partitioners import _extract_fwd_bwd_modules
     from torch.utils._ordered_set import OrderedSet
 
-    return _extract_fwd_bwd_modules(
-        joint,
-        saved,
-        saved_sym_nodes=saved_syms,
-        num_fwd_outputs=num_fwd_outputs,
-        static_lifetime_input_nodes=OrderedSet(),
-    )
+    (output,) = joint.graph.find_nodes(op="output")
+    results, descriptions = output.args[0], output.meta["desc"]
+    output.args = ((*results, *saved),)
+    output.meta["desc"] = [*descriptions, *(None for _ in saved)]
+    try:
+        forward, backward = _extract_fwd_bwd_modules(
+            joint,
+            list(saved),
+            saved_sym_nodes=saved_syms,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_nodes=OrderedSet(),
+        )
+    finally:
+        output.args, output.meta["desc"] = (results,), descriptions
+    (ends,) = backward.graph.find_nodes(op="output")
+    gradients = len(results) - num_fwd_outputs
+    ends.args = (ends.args[0][:gradients],)
+    ends.meta["desc"] = ends.meta["desc"][:gradients]
+    return forward, backward
 
 
 def common_subexpressions(graph: fx.Graph) -> fx.Graph:

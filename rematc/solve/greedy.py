@@ -27,6 +27,11 @@ class Draft:
     cost_ns: int
     peak_bytes: int
 
+    @property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """The (unit, stage) pairs at which a unit runs."""
+        return frozenset((u, t) for t, units in enumerate(self.runs) for u in units)
+
 
 def lowest(tail: Tail) -> Draft:
     """The draft with the lowest peak: every stage on its own, what is saved chosen to lower the peak."""
@@ -41,15 +46,15 @@ def lowest(tail: Tail) -> Draft:
 def greedy(core: Core, budget_bytes: int, deadline: float) -> Draft:
     """The cheapest draft found under the budget by ``deadline`` (`time.monotonic`).
 
-    If none fits it is the one with the lowest peak, however long that takes: an error must tell it.
+    If none fits, the peak of what is returned is above it.
     """
     tail = Tail(core)
     best = tail.draft(tail.forced, budget_bytes)
     if best.peak_bytes > budget_bytes:
-        best = lowest(tail)
-        if best.peak_bytes > budget_bytes:
-            return best
-        best = tail.draft(best.saved, budget_bytes)
+        low = lowest(tail)
+        if low.peak_bytes > budget_bytes:
+            return low
+        best = tail.draft(low.saved, budget_bytes)
     for change in (frozenset.union, frozenset.difference):
         for b in tail.candidates:
             saved = change(best.saved, frozenset((b,))) | tail.forced
@@ -68,7 +73,6 @@ class Tail:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.forward = _forward_bytes(core)
 
     @cached_property
     def forced(self) -> frozenset[int]:
@@ -96,7 +100,7 @@ class Tail:
         """Save ``saved``, and group the stages as the budget lets; None: each on its own."""
         core, stages = self.core, self.core.stages
         kept = self._kept_bytes(saved)
-        peak = max((n + sum(core.block_bytes[b] for b in saved if core.maker[b] <= u) for u, n in self.forward), default=0)
+        peak = _forward_peak(core, saved)
         runs: list[tuple[int, ...]] = []
         while len(runs) < len(stages):
             first = len(runs)
@@ -177,19 +181,20 @@ class Tail:
         return runs, peak
 
 
-def _forward_bytes(core: Core) -> list[tuple[int, int]]:
-    """(unit, bytes alive while it runs in forward if nothing is saved), for the units that always run."""
-    required = [u for u, unit in enumerate(core.units) if unit.required]
+def _forward_peak(core: Core, saved: frozenset[int]) -> int:
+    """The peak of the forward pass that saves ``saved``."""
+    required = {u for u, unit in enumerate(core.units) if unit.required}
+    run = sorted(required | core.upstream(saved))
     death = {}
-    for u in required:
+    for u in run:
         death.update(dict.fromkeys((*core.units[u].reads, *core.units[u].makes), u))
-    death.update(dict.fromkeys(core.held, len(core.units)))
-    live, found = core.resident_bytes, []
+    death.update(dict.fromkeys((*core.held, *saved), len(core.units)))
+    live = peak = core.resident_bytes
     dying: dict[int, int] = {}
-    for u in required:
+    for u in run:
         for b in core.units[u].makes:
             live += core.block_bytes[b]
             dying[death[b]] = dying.get(death[b], 0) + core.block_bytes[b]
-        found.append((u, live + core.units[u].workspace_bytes))
+        peak = max(peak, live + core.units[u].workspace_bytes)
         live -= dying.pop(u, 0)
-    return found
+    return peak

@@ -38,13 +38,17 @@ def unmerged(full: Core) -> Merged:
     return Merged(full, full, parts, tuple(range(len(full.block_bytes))), frozenset(), 0)
 
 
-def merge(full: Core, small_bytes: int = 0) -> Merged:
-    """Apply the rules to ``full``, as `reduce` made it; small blocks have ``small_bytes`` together."""
+def merge(full: Core, small_bytes: int = 0, *, chains: bool = True) -> Merged:
+    """Apply the rules to ``full``, as `reduce` made it.
+
+    Small blocks are kept as long as they have ``small_bytes`` together. ``chains=False`` leaves chains apart: merged,
+    what the first of a chain reads is counted until the last is done, which can matter near the floor.
+    """
     kept = small_blocks(full, small_bytes)
     core = replace(full, held=full.held | kept)
     slack = sum(full.block_bytes[b] for b in kept)
     read = {b for stage in full.stages for b in stage.reads}
-    units, parts = _chains(core, read)
+    units, parts = _chains(core, read) if chains else _apart(core)
     blocks = [b for u in sorted(units) for b in units[u].makes]
     number = {b: n for n, b in enumerate(blocks)}
     renamed = [_renamed(units[u], number) for u in sorted(units)]
@@ -73,10 +77,13 @@ def small_blocks(core: Core, left: int) -> frozenset[int]:
     return frozenset(found)
 
 
+def _apart(core: Core) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]]]:
+    return dict(enumerate(core.units)), {u: (u,) for u in range(len(core.units))}
+
+
 def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]]]:
     """Units left by index, and the units that each stands for."""
-    units = dict(enumerate(core.units))
-    parts = {u: (u,) for u in units}
+    units, parts = _apart(core)
     readers = {b: set(r) for b, r in enumerate(core.readers)}
     maker = dict(enumerate(core.maker))
     for f in list(units):

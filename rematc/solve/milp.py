@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -30,6 +31,7 @@ class Found:
     plan: Plan | None
     bound_ns: int
     finished: bool
+    values: Mapping[mathopt.Variable, float] | None = None
 
 
 def solve_milp(problem: Problem, merged: Merged, f: Formulation, time_limit_s: float, gap: float) -> Found:
@@ -40,22 +42,24 @@ def solve_milp(problem: Problem, merged: Merged, f: Formulation, time_limit_s: f
         left = deadline - time.monotonic()
         if left <= 0:
             return Found(None, bound, False)
-        result = _run(f, max(left / 2, min(left, 1.0)), gap)  # the other half is for rows still to come
+        result = run(f, max(left / 2, min(left, 1.0)), gap)  # the other half is for rows still to come
         reason = result.termination.reason
         if reason in (Reason.INFEASIBLE, Reason.INFEASIBLE_OR_UNBOUNDED):
             return Found(None, bound, True)
         if reason not in (Reason.OPTIMAL, Reason.FEASIBLE):
             return Found(None, bound, False)
         bound = max(bound, floor_ns(f, result.termination.objective_bounds.dual_bound))
-        plan = _plan(problem, merged, f, result.variable_values())
+        values = result.variable_values()
+        plan = plan_of(problem, merged, f, values)
         if problem.budget_bytes is None or plan.peak_bytes <= problem.budget_bytes:
-            return Found(plan, min(bound, plan.cost_ns), reason is Reason.OPTIMAL)
-        if not _add_broken(problem, merged, f, plan):
+            return Found(plan, min(bound, plan.cost_ns), reason is Reason.OPTIMAL, values)
+        if not add_broken(problem, merged, f, plan):
             return Found(None, bound, False)
     return Found(None, bound, False)
 
 
-def _run(f: Formulation, time_limit_s: float, gap: float) -> mathopt.SolveResult:
+def run(f: Formulation, time_limit_s: float, gap: float) -> mathopt.SolveResult:
+    """One call of the solver: HiGHS, which brings a tight LP bound along."""
     parameters = mathopt.SolveParameters(
         time_limit=timedelta(seconds=time_limit_s), relative_gap_tolerance=gap, random_seed=1
     )
@@ -73,7 +77,8 @@ def floor_ns(f: Formulation, dual_bound: float) -> int:
     return max(0, math.ceil(ns - 1e-6 * max(1.0, ns)))
 
 
-def _plan(problem: Problem, merged: Merged, f: Formulation, values: dict[mathopt.Variable, float]) -> Plan:
+def plan_of(problem: Problem, merged: Merged, f: Formulation, values: Mapping[mathopt.Variable, float]) -> Plan:
+    """The plan that the variables say."""
     core = f.core
     saved = {merged.full_block[b] for (b, t), x in f.kept.items() if t == 0 and values[x] > 0.5}
     runs: list[list[int]] = [[] for _ in core.stages]
@@ -83,7 +88,7 @@ def _plan(problem: Problem, merged: Merged, f: Formulation, values: dict[mathopt
     return expand(problem, merged.full, core.stages, saved | merged.kept, runs)
 
 
-def _add_broken(problem: Problem, merged: Merged, f: Formulation, plan: Plan) -> bool:
+def add_broken(problem: Problem, merged: Merged, f: Formulation, plan: Plan) -> bool:
     """Add the rows of the runs at which ``plan`` breaks the budget; False if there are none left."""
     assert problem.budget_bytes is not None
     profile = simulate(problem, plan)

@@ -23,7 +23,8 @@ from rematc.simulate import Profile, simulate, validate
 from rematc.solve.bound import lower_bound
 from rematc.solve.expand import expand
 from rematc.solve.formulate import Pairs, add_burst, add_forward, all_pairs, formulate, near
-from rematc.solve.greedy import Draft, greedy
+from rematc.solve.greedy import Draft, Tail, greedy, lowest
+from rematc.solve.improve import Start, improve, values_of
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.milp import Found, solve_milp
 from rematc.solve.reduce import Core, reduce
@@ -116,39 +117,60 @@ def _solve_large(problem: Problem, core: Core, options: SolveOptions, started: f
     free = _cheapest(problem, core)
     if free.peak_bytes <= budget:
         return free
-    merged, pairs = _shape(problem, core)
     deadline = started + options.time_limit_s
-    with ThreadPoolExecutor(1) as other:  # OR-Tools works in its own thread while greedy does in ours
-        bounding = other.submit(lower_bound, merged, budget, pairs, options.time_limit_s / 2)
-        draft = greedy(core, budget, started + options.time_limit_s / 3)
-        bound = bounding.result()
-    start = _drafted(problem, core, draft)
-    if start.peak_bytes > budget:
-        raise _refusal(problem, start)
-    f = formulate(merged.core, budget, pairs)
-    found = solve_milp(problem, merged, f, deadline - time.monotonic(), options.gap)
-    if pairs is None and not merged.slack_bytes:
+    quarter = options.time_limit_s / 4
+    for chains in (True, False):  # near the floor a chain's parts have to run apart
+        merged, pairs = _shape(problem, core, chains)
+        with ThreadPoolExecutor(1) as other:  # OR-Tools works in its own thread while greedy does in ours
+            bounding = other.submit(lower_bound, merged, budget, pairs, 2 * quarter)
+            draft = greedy(merged.core, budget, time.monotonic() + quarter)
+            bound = bounding.result()
+        start = Start(expand_draft(problem, merged, draft), {})
+        if start.plan.peak_bytes <= budget:
+            break
+    else:
+        return _tightest(problem, core, bound)
+    f = formulate(merged.core, budget, pairs and pairs | draft.pairs)
+    best = start = Start(start.plan, values_of(f, draft))
+    if pairs is None:
+        found = solve_milp(problem, merged, f, (deadline - time.monotonic()) / 2, options.gap)
         bound = max(bound, found.bound_ns)
-    if found.plan is None or found.plan.cost_ns > start.cost_ns:
-        return _fallen_back(start, bound, found)
-    return _judge(found.plan, bound, options.gap)
+        if found.plan is not None and found.values is not None and found.plan.cost_ns <= start.plan.cost_ns:
+            best = Start(found.plan, found.values)
+    plan = improve(problem, merged, f, best, bound, options.gap, deadline)
+    if plan is start.plan:
+        return _fallen_back(plan, bound)
+    return _judge(plan, bound, options.gap)
 
 
-def _shape(problem: Problem, core: Core) -> tuple[Merged, Pairs | None]:
+def _tightest(problem: Problem, core: Core, bound_ns: int) -> Plan:
+    """Where nothing better is known to fit: the plan with the lowest peak of all, or a refusal."""
+    draft = lowest(Tail(core))
+    plan = expand(problem, core, core.stages, draft.saved, draft.runs)
+    assert problem.budget_bytes is not None
+    if plan.peak_bytes > problem.budget_bytes:
+        raise _refusal(problem, plan)
+    return _fallen_back(plan, bound_ns)
+
+
+def expand_draft(problem: Problem, merged: Merged, draft: Draft) -> Plan:
+    """The plan that ``draft`` says for the merged core."""
+    saved = {merged.full_block[b] for b in draft.saved} | merged.kept
+    runs = [[part for u in units for part in merged.parts[u]] for units in draft.runs]
+    return expand(problem, merged.full, merged.core.stages, saved, runs)
+
+
+def _shape(problem: Problem, core: Core, chains: bool) -> tuple[Merged, Pairs | None]:
     """The merged core, and where recomputation is considered: as much as the MILP can bear."""
-    whole = merge(core)
+    whole = merge(core, chains=chains)
     if len(all_pairs(whole.core)) <= WHOLE_PAIRS:
         return whole, None
     assert problem.graph_budget_bytes is not None
-    merged = merge(core, int(problem.graph_budget_bytes * SMALL))
+    merged = merge(core, int(problem.graph_budget_bytes * SMALL), chains=chains)
     window = len(merged.core.stages)
     while window > 4 and len(near(merged.core, window)) > WINDOW_PAIRS:
         window = window * 4 // 5
     return merged, near(merged.core, window)
-
-
-def _drafted(problem: Problem, core: Core, draft: Draft) -> Plan:
-    return expand(problem, core, core.stages, draft.saved, draft.runs)
 
 
 def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:
@@ -157,11 +179,10 @@ def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:
     return replace(judged, status="optimal") if judged.gap <= gap else judged
 
 
-def _fallen_back(start: Plan, bound_ns: int, found: Found) -> Plan:
-    why = "found no plan" if found.plan is None else "found no cheaper plan"
-    note = f"the MILP {why} within the time limit; this is the greedy plan"
+def _fallen_back(plan: Plan, bound_ns: int) -> Plan:
+    note = "the MILP found no cheaper plan within the time limit; this is the greedy one"
     log.warning("%s; a longer time_limit_s may find a cheaper one", note)
-    return replace(start, bound_ns=min(bound_ns, start.cost_ns), status="greedy", notes=(note,))
+    return replace(plan, bound_ns=min(bound_ns, plan.cost_ns), status="greedy", notes=(note,))
 
 
 def _refusal(problem: Problem, floor: Plan) -> BudgetError:
