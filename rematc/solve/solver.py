@@ -31,7 +31,7 @@ from rematc.solve.reduce import Core, reduce
 
 log = logging.getLogger(__name__)
 
-EXACT_UNITS = 8
+EXACT_OPS = 10
 WHOLE_PAIRS = 3000
 WINDOW_PAIRS = 8000
 SMALL = 4e-3  # of what the budget leaves for the graphs
@@ -59,7 +59,7 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT) -> Plan:
     core = reduce(problem)
     if problem.budget_bytes is None or not core.stages:
         plan = _cheapest(problem, core)
-    elif _is_small(problem, core):
+    elif _is_small(problem):
         plan = _solve_exactly(problem, options)
     else:
         plan = _solve_large(problem, core, options, started)
@@ -68,8 +68,8 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT) -> Plan:
     return plan
 
 
-def _is_small(problem: Problem, core: Core) -> bool:
-    return max(len(core.units), len(problem.graph.backward_steps)) <= EXACT_UNITS
+def _is_small(problem: Problem) -> bool:
+    return len(problem.graph.ops) <= EXACT_OPS
 
 
 def _cheapest(problem: Problem, core: Core) -> Plan:

@@ -1,0 +1,121 @@
+"""The solver against exhaustive search, and what its plans promise."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+
+from rematc.baselines import STRATEGIES
+from rematc.errors import BudgetError
+from rematc.options import SolveOptions
+from rematc.problem import Problem
+from rematc.simulate import simulate, validate
+from rematc.solve import solve
+from rematc.solve.merge import merge
+from rematc.solve.reduce import reduce
+from rematc.solve.solver import EXACT_OPS
+from tests import oracle
+from tests.graphs import budgets, chain, problems, random_problem, save_all_peak, skip
+
+FAST = SolveOptions(time_limit_s=2)
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 500, 50)], ids=str)
+def test_cost_equals_that_of_an_exhaustive_search(seeds: range) -> None:
+    """500 random graphs of up to 10 ops, each at up to five budgets from its minimum to saving all."""
+    for seed in seeds:
+        problem = random_problem(seed)
+        assert len(problem.graph.ops) <= EXACT_OPS
+        for budget in budgets(problem):
+            asked = problem.with_budget(budget)
+            plan = solve(asked)
+            best = oracle.search(asked)
+            assert best is not None
+            assert (plan.cost_ns, plan.bound_ns, plan.status) == (best.cost_ns, best.cost_ns, "optimal"), seed
+            validate(asked, plan)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_smallest_budget_is_the_real_one_and_is_accepted(seed: int) -> None:
+    problem = random_problem(seed)
+    low = oracle.minimum_peak(problem)
+    with pytest.raises(BudgetError) as refused:
+        solve(problem.with_budget(low - 1))
+    assert refused.value.minimum_bytes == low
+    assert refused.value.budget_bytes == low - 1
+    assert len(refused.value.largest) <= 3
+    assert solve(problem.with_budget(low)).peak_bytes == low
+
+
+def test_no_limit_is_the_cheapest_plan() -> None:
+    for problem in (chain(30), skip(6), *map(random_problem, range(30))):
+        plan = solve(problem)
+        assert (plan.cost_ns, plan.bound_ns, plan.gap, plan.status) == (0, 0, 0.0, "optimal")
+
+
+def large() -> list[Problem]:
+    return [chain(40, ns=100), skip(9)]
+
+
+@pytest.mark.parametrize("problem", large(), ids=["chain", "skip"])
+def test_large_plans_hold_the_budget_and_no_baseline_is_cheaper(problem: Problem) -> None:
+    with pytest.raises(BudgetError) as refused:
+        solve(problem.with_budget(1), FAST)
+    low, high = refused.value.minimum_bytes, save_all_peak(problem)
+    for share in (0.0, 0.3, 0.6, 1.0):
+        asked = problem.with_budget(int(low + share * (high - low)))
+        plan = solve(asked, FAST)
+        validate(asked, plan)
+        assert plan.bound_ns <= plan.cost_ns
+        for name, strategy in STRATEGIES.items():
+            other = strategy(asked, FAST)
+            if other.peak_bytes <= asked.budget_bytes:
+                assert other.cost_ns >= plan.bound_ns, f"{name} refutes the lower bound"
+
+
+@settings(max_examples=25)
+@given(problems(ops=10))
+def test_a_larger_budget_never_costs_more(problem: Problem) -> None:
+    costs = [solve(problem.with_budget(b)).cost_ns for b in budgets(problem)]
+    assert all(a >= b for a, b in itertools.pairwise(costs))
+
+
+def test_the_same_problem_gives_the_same_plan() -> None:
+    problem = random_problem(5)
+    asked = problem.with_budget(budgets(problem)[0])
+    first, second = solve(asked), solve(asked)
+    assert (first.saved, first.backward) == (second.saved, second.backward)
+
+
+def test_when_the_time_is_up_the_greedy_plan_is_given_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    problem = chain(60, ns=100)
+    budget = save_all_peak(problem) // 3
+    plan = solve(problem.with_budget(budget), SolveOptions(time_limit_s=0.01))
+    validate(problem.with_budget(budget), plan)
+    assert plan.status == "greedy"
+    assert "greedy" in plan.notes[0]
+    assert "greedy" in caplog.text
+
+
+def test_every_plan_tells_its_numbers() -> None:
+    problem = chain(12, ns=100)
+    budget = save_all_peak(problem) - 3
+    plan = solve(problem.with_budget(budget), FAST)
+    assert plan.budget_bytes == budget
+    assert plan.peak_bytes == simulate(problem, plan).peak_bytes <= budget
+    assert plan.strategy == "rematc"
+    assert plan.solve_s > 0
+    assert plan.digest == problem.digest
+
+
+@settings(max_examples=40)
+@given(problems(ops=10))
+def test_merging_leaves_every_block_that_backward_reads(problem: Problem) -> None:
+    core = reduce(problem)
+    merged = merge(core)
+    read = {b for stage in core.stages for b in stage.reads}
+    assert read <= set(merged.full_block)
+    assert sum(len(parts) for parts in merged.parts) == len(core.units)
+    assert sum(u.cost_ns for u in merged.core.units) == sum(u.cost_ns for u in core.units)
