@@ -32,9 +32,7 @@ def snapshot(joint: fx.GraphModule, num_fwd_outputs: int) -> None:
 
 def _overwritten(joint: fx.GraphModule) -> list[fx.Node]:
     """Inputs that some op of the graph writes into, in order."""
-    return [
-        n for n in joint.graph.nodes if n.op == "placeholder" and any(_writes(u, n) for u in n.users)
-    ]
+    return [n for n in joint.graph.nodes if n.op == "placeholder" and any(_writes(u, n) for u in n.users)]
 
 
 def _writes(op: fx.Node, target: fx.Node) -> bool:

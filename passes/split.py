@@ -19,11 +19,10 @@ def split(
     bodies are then replayed step by step as the plan has them. Both graphs are linted.
     """
     saved = [captured.value_nodes[v] for v in plan.saved]
-    nodes = [n for n in saved if n is not None]
+    nodes = _primals_read_in_backward(captured, plan) + [n for n in saved if n is not None]
     tensors = [n for n in nodes if not compat.is_symbolic(n.meta.get("val"))]
     sizes = [n for n in nodes if compat.is_symbolic(n.meta.get("val"))]
-    primals = _primals_read_in_backward(captured, plan)
-    forward, backward = compat.extract_modules(joint, primals + tensors, sizes, num_fwd_outputs)
+    forward, backward = compat.extract_modules(joint, tensors, sizes, num_fwd_outputs)
     replay(forward, joint, captured, captured.graph.forward_steps(plan.saved))
     replay(backward, joint, captured, plan.backward)
     return forward, backward

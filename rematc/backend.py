@@ -140,6 +140,7 @@ def pose(
     joint: fx.GraphModule, num_fwd_outputs: int, options: Options, state_bytes: int = 0
 ) -> tuple[Capture, Problem]:
     """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
+    _fix_sizes(joint)
     canonicalize(joint, num_fwd_outputs)
     device = _device(joint)
     captured = capture(joint, num_fwd_outputs, allocation_bytes=512 if device.type == "cuda" else 1)
@@ -156,7 +157,8 @@ def describe(plan: Plan) -> str:
     limit = "none" if plan.budget_bytes is None else f"{plan.budget_bytes / 1e6:.1f} MB"
     return (
         f"plan {plan.digest}: peak {plan.peak_bytes / 1e6:.1f} MB, budget {limit}, recomputation "
-        f"{plan.cost_ns / 1e6:.2f} ms, gap {plan.gap:.2%}, {plan.status} by {plan.strategy} in {plan.solve_s:.1f} s"
+        f"{plan.cost_ns / 1e6:.2f} ms, gap {plan.gap:.2%}, "
+        f"{plan.status} by {plan.strategy} in {plan.solve_s:.1f} s"
     )
 
 
@@ -191,6 +193,17 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("REMATC_CACHE_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rematc"
+
+
+def _fix_sizes(joint: fx.GraphModule) -> None:
+    """Make every size of an input that Dynamo left open the one that the trace saw.
+
+    A plan keeps its budget at these sizes and no others; others are compiled, and planned, anew.
+    """
+    for node in joint.graph.find_nodes(op="placeholder"):
+        val = node.meta.get("val")
+        for size in val.shape if isinstance(val, torch.Tensor) else ():
+            int(size)  # a guard, where the size is symbolic
 
 
 def _device(joint: fx.GraphModule) -> torch.device:

@@ -65,7 +65,8 @@ class _Reader:
         self.storages: dict[int, int] = {}
 
     def read(self) -> Capture:
-        inputs, tangents = [], []
+        inputs: list[int] = []
+        tangents: list[int] = []
         for node in self.nodes:
             if node.op in ("placeholder", "get_attr"):
                 (tangents if self._is_tangent(node) else inputs).append(self._value(node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -35,11 +36,18 @@ class Partitioner(_Base):
 
     def uuid(self) -> str:
         """Names the settings: Inductor's cache key."""
-        return f"rematc-{self.options!r}-{self.state_bytes}"
+        options, state_bytes = self.__getstate__()
+        return f"rematc-{options!r}-{state_bytes}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Settings alone: Inductor hashes this state, and what was planned so far is no setting."""
-        return {"uuid": self.uuid()}
+    def __getstate__(self) -> tuple[Options, int]:
+        """Settings alone: Inductor hashes this state, and what was planned so far is no setting.
+
+        Of the optimizer only its bytes count: it may be a function that can't be pickled.
+        """
+        return replace(self.options, optimizer=None), self.state_bytes
+
+    def __setstate__(self, state: tuple[Options, int]) -> None:
+        self.__init__(state[0], state_bytes=state[1])  # type: ignore[misc]
 
 
 def partitioner(

@@ -66,6 +66,8 @@ def optimizer_bytes(optimizer: Any, inputs: list[Any]) -> int:
     with compat.fake_tensors():
         try:
             twin = _twin(optimizer) if is_made else optimizer([_parameter(p) for p in _parameters(inputs)])
+            if not hasattr(twin, "state"):
+                raise TypeError(f"{twin!r} is no optimizer")
         except Exception as e:
             raise OptionError(
                 f"optimizer={optimizer!r}: its state can't be worked out ({type(e).__name__}: {e}); "

@@ -25,8 +25,8 @@ class Rates:
     """How fast a device works: bytes and FLOP per second, and nanoseconds to start one op.
 
     ``stream`` are elementwise ops on contiguous tensors, ``strided`` copies that change the layout,
-    ``special`` elementwise exp, erf, tanh and the like, ``reduce`` sums, norms and softmax, ``gather`` reads by index
-    (all bytes per second, read and written together); ``matmul``, ``conv`` and ``attention`` are
+    ``special`` elementwise exp, erf, tanh and the like, ``reduce`` sums, norms and softmax, ``gather``
+    reads by index (all bytes per second, read and written together); ``matmul``, ``conv`` and ``attention`` are
     FLOP per second in fp32; ``half`` is how much faster a matmul in bf16 is.
 
     >>> Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 1.0, 5000).matmul

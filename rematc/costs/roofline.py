@@ -49,6 +49,7 @@ def flops(node: fx.Node) -> int:
     """Floating-point operations, by torch's flop counter; 0 where it has no formula."""
     if not compat.is_overload(node.target):
         return 0
+    args: Any
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     if "_scaled_dot_product" in str(node.target) and "backward" not in str(node.target):
         return int(sdpa_flop_count(*(_shape(t) for t in args[:3])))

@@ -106,7 +106,10 @@ def _variables(f: Formulation, pairs: Pairs | None, relaxed: bool) -> None:
         useful |= core.upstream(reads)
         for u in sorted(useful, reverse=True):  # readers before what they read
             unit = core.units[u]
-            users = {b: any((w, t) in f.again and (w, t) not in f.unfed for w in core.readers[b]) for b in unit.makes}
+            fed = {
+                w for b in unit.makes for w in core.readers[b] if (w, t) in f.again and (w, t) not in f.unfed
+            }
+            users = {b: not fed.isdisjoint(core.readers[b]) for b in unit.makes}
             inside = pairs is None or (u, t) in pairs
             used = any(b in reads or users[b] for b in unit.makes)
             once = unit.pinned and unit.required

@@ -91,7 +91,7 @@ class Tail:
         for b, size in enumerate(core.block_bytes):
             if core.maker[b] in needed and b not in core.held | self.forced:
                 readers = {w for w in core.readers[b] if w in needed}
-                uses = len(readers) + sum(b in s.reads for s in core.stages)
+                uses = len(readers) + len([s for s in core.stages if b in s.reads])
                 if uses:
                     worth[b] = sum(core.units[u].cost_ns for u in core.upstream([b])) * uses / (size + 1)
         return sorted(worth, key=lambda b: (-worth[b], b))[:CANDIDATES]
@@ -123,7 +123,8 @@ class Tail:
     def _kept_bytes(self, saved: frozenset[int]) -> list[int]:
         """Bytes of saved blocks alive at each stage: up to the last that may read them."""
         core = self.core
-        alive, found, needed = 0, [], set()
+        alive, found = 0, []
+        needed: set[int] = set()
         for stage in reversed(core.stages):
             new = self._missing(stage.reads, saved)
             touched = {*stage.reads, *(b for u in new for b in core.units[u].reads)} & saved

@@ -50,17 +50,31 @@ def values_of(f: Formulation, draft: Draft) -> Values:
     for u in reversed(range(len(core.units))):
         if u in f.early:
             kept = any(values.get(f.kept[b, 0], 0.0) for b in core.units[u].makes if (b, 0) in f.kept)
-            read = any(values.get(f.early[w], 0.0) for b in core.units[u].makes for w in core.readers[b] if w in f.early)
+            read = any(
+                values.get(f.early[w], 0.0)
+                for b in core.units[u].makes
+                for w in core.readers[b]
+                if w in f.early
+            )
             values[f.early[u]] = float(kept or read)
     return values
 
 
-def improve(problem: Problem, merged: Merged, f: Formulation, start: Start, bound_ns: int, gap: float, deadline: float) -> Plan:
-    """The cheapest plan found by ``deadline``, or the first within ``gap`` of ``bound_ns``."""
+def improve(
+    problem: Problem,
+    merged: Merged,
+    f: Formulation,
+    start: Start,
+    goal_ns: float,
+    gap: float,
+    deadline: float,
+) -> Plan:
+    """The cheapest plan found by ``deadline``, or the first that costs ``goal_ns`` at most, or the best of all."""
     best = start
+    assert problem.budget_bytes is not None
     for free in _neighbourhoods(f):
         left = deadline - time.monotonic()
-        if left <= 0.3 or best.plan.cost_ns <= bound_ns * (1 + gap):
+        if left <= 0.3 or best.plan.cost_ns <= goal_ns:
             break
         _fix(f, best.values, free)
         result = run(f, min(left, SLICE_S), gap)
@@ -68,39 +82,53 @@ def improve(problem: Problem, merged: Merged, f: Formulation, start: Start, boun
             continue
         values = result.variable_values()
         plan = plan_of(problem, merged, f, values)
-        assert problem.budget_bytes is not None
         if plan.peak_bytes > problem.budget_bytes:
             add_broken(problem, merged, f, plan)
-        elif plan.cost_ns < best.plan.cost_ns:
+            continue
+        if plan.cost_ns < best.plan.cost_ns:
             best = Start(plan, values)
-    _fix(f, {}, None)
+        is_all = len(free) == len(f.core.units)
+        if is_all and result.termination.reason is mathopt.TerminationReason.OPTIMAL:
+            break
     return best.plan
 
 
 def _neighbourhoods(f: Formulation) -> Iterator[frozenset[int]]:
-    """Runs of consecutive units, overlapping by half, over and over; each round's are half as large again."""
+    """Runs of consecutive units, last first and overlapping by half; each sweep's are half as large again."""
     weight = [0] * len(f.core.units)
     for u, _ in f.again:
-        weight[u] += 2
+        weight[u] += 2  # R and, about as many, S
     size = FREE
     while True:
-        starts, first, free, total = [0], 0, [], 0
-        for u, w in enumerate(weight):
-            total += w
-            if total >= size:
-                free.append(frozenset(range(first, u + 1)))
-                starts.append(u + 1)
-                first, total = (starts[-2] + starts[-1]) // 2, sum(weight[(starts[-2] + starts[-1]) // 2 : u + 1])
-        free.append(frozenset(range(first, len(weight))))
-        yield from reversed(free)
+        runs = _runs(weight, size)
+        yield from reversed(runs)
         size = size * 3 // 2
 
 
-def _fix(f: Formulation, values: Mapping[mathopt.Variable, float], free: frozenset[int] | None) -> None:
-    """Hold every binary variable at its value, but for those of the units ``free`` (None: hold none)."""
+def _runs(weight: list[int], size: int) -> list[frozenset[int]]:
+    """Overlapping ranges that cover all units, each with a weight of at least ``size`` (or all there is).
+
+    >>> [sorted(r) for r in _runs([1, 1, 1, 1, 1, 1], 4)]
+    [[0, 1, 2, 3], [2, 3, 4, 5]]
+    """
+    total, first, found = 0, 0, []
+    for u, w in enumerate(weight):
+        total += w
+        if total >= size:
+            found.append(frozenset(range(first, u + 1)))
+            first = (first + u + 1) // 2
+            total = sum(weight[first : u + 1])
+    covered = max((max(r) for r in found), default=-1)
+    if covered < len(weight) - 1:
+        found.append(frozenset(range(first, len(weight))))
+    return found
+
+
+def _fix(f: Formulation, values: Mapping[mathopt.Variable, float], free: frozenset[int]) -> None:
+    """Hold every binary variable at its value, but for those of the units ``free``."""
     owned = [(u, x) for (u, _), x in f.again.items()] + list(f.early.items())
     owned += [(f.core.maker[b], x) for (b, _), x in f.kept.items()]
     for u, x in owned:
-        held = free is not None and u not in free
+        held = u not in free
         x.lower_bound = round(values[x]) if held else 0.0
         x.upper_bound = round(values[x]) if held else 1.0

@@ -41,8 +41,9 @@ def unmerged(full: Core) -> Merged:
 def merge(full: Core, small_bytes: int = 0, *, chains: bool = True) -> Merged:
     """Apply the rules to ``full``, as `reduce` made it.
 
-    Small blocks are kept as long as they have ``small_bytes`` together. ``chains=False`` leaves chains apart: merged,
-    what the first of a chain reads is counted until the last is done, which can matter near the floor.
+    Small blocks are kept as long as they have ``small_bytes`` together. ``chains=False`` leaves chains
+    apart: merged, what the first of a chain reads is counted until the last is done, which can matter
+    near the floor.
     """
     kept = small_blocks(full, small_bytes)
     core = replace(full, held=full.held | kept)
@@ -102,7 +103,12 @@ def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tupl
 
 
 def _group(
-    f: int, core: Core, units: dict[int, Unit], readers: dict[int, set[int]], maker: dict[int, int], read: set[int]
+    f: int,
+    core: Core,
+    units: dict[int, Unit],
+    readers: dict[int, set[int]],
+    maker: dict[int, int],
+    read: set[int],
 ) -> tuple[int, ...] | None:
     """Unit f, the units made for its one reader alone, and that reader; None if the rule does not fit."""
 

@@ -77,7 +77,9 @@ def floor_ns(f: Formulation, dual_bound: float) -> int:
     return max(0, math.ceil(ns - 1e-6 * max(1.0, ns)))
 
 
-def plan_of(problem: Problem, merged: Merged, f: Formulation, values: Mapping[mathopt.Variable, float]) -> Plan:
+def plan_of(
+    problem: Problem, merged: Merged, f: Formulation, values: Mapping[mathopt.Variable, float]
+) -> Plan:
     """The plan that the variables say."""
     core = f.core
     saved = {merged.full_block[b] for (b, t), x in f.kept.items() if t == 0 and values[x] > 0.5}

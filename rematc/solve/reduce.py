@@ -36,8 +36,9 @@ class Unit:
 class Stage:
     """Recomputation, then backward op ``op``, which reads the blocks ``reads``, then others up to ``last``.
 
-    Those read no block. Forward blocks aside, ``before_bytes`` are alive while recomputation runs, ``op_bytes`` while
-    ``op`` does, and at most ``after_bytes`` while the others do. ``op`` None: recomputation alone.
+    Those read no block. Forward blocks aside, ``before_bytes`` are alive while recomputation runs,
+    ``op_bytes`` while ``op`` does, and at most ``after_bytes`` while the others do. ``op`` None:
+    recomputation alone.
     """
 
     op: int | None
@@ -52,8 +53,8 @@ class Stage:
 class Core:
     """The reduced problem.
 
-    Block b has ``block_bytes[b]`` bytes; ``values[b]`` are the values that its op puts on it. Blocks in ``held``
-    are results of the forward pass: from their birth to the end of the step they are there.
+    Block b has ``block_bytes[b]`` bytes; ``values[b]`` are the values that its op puts on it. Blocks
+    in ``held`` are results of the forward pass: from their birth to the end of the step they are there.
     """
 
     block_bytes: tuple[int, ...]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rematc.errors import BudgetError
 from rematc.options import SolveOptions
@@ -137,7 +137,7 @@ def _solve_large(problem: Problem, core: Core, options: SolveOptions, started: f
         bound = max(bound, found.bound_ns)
         if found.plan is not None and found.values is not None and found.plan.cost_ns <= start.plan.cost_ns:
             best = Start(found.plan, found.values)
-    plan = improve(problem, merged, f, best, bound, options.gap, deadline)
+    plan = improve(problem, merged, f, best, bound * (1 + options.gap), options.gap, deadline)
     if plan is start.plan:
         return _fallen_back(plan, bound)
     return _judge(plan, bound, options.gap)

@@ -1,0 +1,182 @@
+"""The promises on real models: the budget bounds the measured peak, and the gradients are the same.
+
+A cell is a model and a budget. Budgets are counted from the floor to no limit; what is resident
+(parameters, buffers, the batch) is in the budget and in the prediction, but not in the measurement,
+which counts what the step allocates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rematc
+from rematc.measure import measure
+from tests.zoo import ZOO, Case
+
+SHARES = (0.0, 0.15, 0.5, 0.85, None)  # of the way from the floor x 1.02 to saving everything
+SEED = 3
+State = list[Tensor | None]
+
+
+def compiled(case: Case, backend: Any) -> Callable[..., Tensor]:
+    """The model with its loss, as one compiled function."""
+    torch._dynamo.reset()
+
+    def loss(**inputs: Tensor) -> Tensor:
+        return case.loss(case.model(**inputs))
+
+    return torch.compile(loss, backend=backend)
+
+
+def step(case: Case, run: Callable[..., Tensor]) -> Tensor:
+    torch.manual_seed(SEED)
+    loss = run(**case.inputs)
+    loss.backward()
+    return loss.detach()
+
+
+def state_after(case: Case, run: Callable[..., Tensor]) -> State:
+    """Loss, every gradient, every buffer (BatchNorm's statistics) and the generator after one step."""
+    loss = step(case, run)
+    grads = [None if p.grad is None else p.grad.clone() for p in case.model.parameters()]
+    return [loss, *grads, *(b.clone() for b in case.model.buffers()), torch.get_rng_state()]
+
+
+def peak_of(case: Case, run: Callable[..., Tensor]) -> int:
+    """Measured bytes that a step needs above what is there before it, gradients None."""
+
+    def one() -> None:
+        step(case, run)
+        clear(case)
+
+    clear(case)
+    return measure(one, warmup=1).peak_bytes
+
+
+def clear(case: Case) -> None:
+    for p in case.model.parameters():
+        p.grad = None
+
+
+@functools.cache
+def reference(name: str) -> State:
+    case = ZOO[name]()
+    return state_after(case, compiled(case, "aot_eager"))
+
+
+@functools.cache
+def limits(name: str, inner: Any = "eager") -> tuple[int, int, int]:
+    """Resident bytes, the smallest budget, and the peak of the cheapest plan."""
+    case = ZOO[name]()
+    with pytest.raises(rematc.BudgetError) as refused:
+        compiled(case, rematc.backend(1, inner=inner))(**case.inputs)
+    free = rematc.backend(None, inner=inner)
+    compiled(case, free)(**case.inputs)
+    return refused.value.resident_bytes, refused.value.minimum_bytes, free.plans[-1].peak_bytes
+
+
+def budget_for(name: str, share: float | None, inner: Any = "eager") -> int | None:
+    if share is None:
+        return None
+    resident, floor, top = limits(name, inner)
+    low = resident + int((floor - resident) * 1.02)
+    return int(low + share * max(0, top - low))
+
+
+def same_bits(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> bool:
+    pairs = zip(ours, theirs, strict=True)
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("share", SHARES, ids=lambda s: "no limit" if s is None else f"{s:.0%}")
+@pytest.mark.parametrize("name", ZOO)
+def test_op_by_op_the_budget_bounds_the_peak_and_the_gradients_are_the_same(
+    name: str, share: float | None
+) -> None:
+    budget, resident, expected = budget_for(name, share), limits(name)[0], reference(name)
+    case = ZOO[name]()
+    backend = rematc.backend(budget, inner="eager", time_limit_s=2)
+    run = compiled(case, backend)
+    assert same_bits(state_after(case, run), expected)
+    measured = peak_of(case, run)
+    (plan,) = backend.plans
+    if budget is not None:
+        assert resident + measured <= budget
+        assert plan.peak_bytes <= budget
+    predicted = plan.peak_bytes - resident
+    assert predicted == pytest.approx(measured, rel=0.005)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_smallest_budget_is_accepted(name: str) -> None:
+    (resident, floor, _), expected = limits(name), reference(name)
+    case = ZOO[name]()
+    backend = rematc.backend(floor, inner="eager", time_limit_s=1)
+    run = compiled(case, backend)
+    assert same_bits(state_after(case, run), expected)
+    assert resident + peak_of(case, run) <= floor
+
+
+QUICK = ("mlp",)
+INDUCTOR = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ZOO]
+
+
+@pytest.mark.parametrize("share", [0.3, None], ids=["30%", "no limit"])
+@pytest.mark.parametrize("name", INDUCTOR)
+def test_under_inductor_gradients_are_equal_within_rounding(
+    name: str, share: float | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The measured peak is reported, not bounded: fusion and Inductor's own order are not planned for yet."""
+    budget = budget_for(name, share, "inductor")
+    resident = limits(name, "inductor")[0]
+    case = ZOO[name]()
+    silence_dropout(case)
+    expected = state_after(case, compiled(case, "aot_eager"))
+    case = ZOO[name]()
+    silence_dropout(case)
+    backend = rematc.backend(budget, inner="inductor", time_limit_s=2)
+    run = compiled(case, backend)
+    got = state_after(case, run)
+    largest = max(float(e.abs().max()) for e in expected[1:-1] if e is not None and e.is_floating_point())
+    for ours, theirs in zip(got, expected, strict=True):
+        if ours is not None and theirs is not None and ours.is_floating_point():
+            torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-5 * max(1.0, largest))
+    measured = resident + peak_of(case, run)
+    with capsys.disabled():
+        shown = "none" if budget is None else f"{budget / 1e6:.2f} MB"
+        predicted = backend.plans[-1].peak_bytes / 1e6
+        print(
+            f"\n{name} under Inductor: budget {shown}, {predicted=:.2f} MB, measured {measured / 1e6:.2f} MB"
+        )
+
+
+def silence_dropout(case: Case) -> None:
+    """Inductor draws other random numbers than eager does, so the two compare only without any."""
+    for module in case.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+        if isinstance(getattr(module, "dropout_prob", None), float):
+            module.dropout_prob = 0.0
+
+
+@pytest.mark.slow
+def test_dropout_is_recomputed_with_the_same_random_numbers_under_inductor() -> None:
+    """Two plans of one model draw the same numbers, so their gradients agree, whatever is recomputed."""
+    grads = []
+    for budget in (None, budget_for("gpt2", 0.3, "inductor")):
+        case = ZOO["gpt2"]()
+        run = compiled(case, rematc.backend(budget, inner="inductor", time_limit_s=2))
+        grads.append(state_after(case, run)[1:-1])
+    for a, b in zip(*grads, strict=True):
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-5)
