@@ -15,9 +15,10 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import models
+
 SEED = 20
 CLASSES: Any = {i: str(i) for i in range(10)}
-KIND = "single_label_classification"  # left to find out, the second step would be compiled anew
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def vit() -> Case:
     torch.manual_seed(SEED)
     config = hf.ViTConfig(
         hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=256,
-        image_size=32, patch_size=4, id2label=CLASSES, problem_type=KIND,
+        image_size=32, patch_size=4, id2label=CLASSES,
         hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
     )  # fmt: skip
     return _image_case("vit", hf.ViTForImageClassification(config), 8)
@@ -97,7 +98,7 @@ def resnet50() -> Case:
     torch.manual_seed(SEED)
     config = hf.ResNetConfig(
         embedding_size=8, hidden_sizes=[16, 32, 48, 64], depths=[3, 4, 6, 3],
-        layer_type="bottleneck", id2label=CLASSES, problem_type=KIND,
+        layer_type="bottleneck", id2label=CLASSES,
     )  # fmt: skip
     return _image_case("resnet50", hf.ResNetForImageClassification(config), 16, size=64)
 
@@ -118,13 +119,9 @@ def llama() -> Case:
 
 
 def llama8() -> Case:
-    """The Llama that figures in the docs are about: 8 layers, 4 x 256 tokens, 189.8 MB in eager."""
-    torch.manual_seed(SEED)
-    config = hf.LlamaConfig(
-        hidden_size=256, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=4,
-        intermediate_size=688, vocab_size=1000, max_position_embeddings=256, use_cache=False,
-    )  # fmt: skip
-    return _text_case("llama8", hf.LlamaForCausalLM(config), 4, 256)
+    """The Llama of the benchmarks: 8 layers, 4 x 256 tokens, 189.8 MB in eager."""
+    model, inputs = models.llama8(SEED)
+    return _case("llama8", model, _own_loss, **inputs)
 
 
 class _Double(nn.Sequential):
