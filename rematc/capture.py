@@ -8,6 +8,7 @@ trace, so views (also those that no schema admits to, as `_unsafe_view`) are fou
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -205,13 +206,18 @@ def is_random(node: fx.Node) -> bool:
 
 
 def module_path(node: fx.Node) -> str:
-    """Path of the module that the op comes from, as in "model.layers.3.mlp"; "" where unknown."""
+    """Path of the module that the op comes from, as in "model.layers.3.mlp"; "" where unknown.
+
+    Dynamo starts it at a variable: L['self'] or L['fn'] for what is compiled itself, which goes without
+    saying, and otherwise the name that the user gave, which stays.
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
     path = str(list(stack.values())[-1][0])
-    path = path.replace("L['self'].", "").replace("L['self']", "")
-    return path.replace("_modules['", "").replace("']", "").replace("[", ".").replace("]", "").strip(".")
+    path = re.sub(r"^[LG]\['(\w+)'\]", lambda m: "" if m[1] in ("self", "fn") else m[1], path)
+    path = path.replace("_modules['", "").replace("['", ".").replace("']", "")
+    return path.replace("[", ".").replace("]", "").strip(".")
 
 
 def _is_taker(node: fx.Node) -> bool:
