@@ -19,7 +19,10 @@ import rematc
 from rematc.measure import measure
 from tests.zoo import ZOO, Case
 
-SHARES = (0.0, 0.15, 0.5, 0.85, None)  # of the way from the floor x 1.02 to saving everything
+QUICK_SHARES = (0.0, 0.5, None)  # of the way from the floor x 1.02 to saving everything
+SHARES = [
+    pytest.param(s, marks=() if s in QUICK_SHARES else pytest.mark.slow) for s in (0.0, 0.15, 0.3, 0.5, 0.85, None)
+]
 SEED = 3
 State = list[Tensor | None]
 
