@@ -15,7 +15,12 @@ def op_by_op(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]
     caller would hold every saved tensor to the end of the backward pass.
     """
 
+    inputs = module.graph.find_nodes(op="placeholder")
+    unread = [i for i, node in enumerate(inputs) if not node.users]
+
     def run(args: list[Any]) -> Any:
+        for i in unread:  # the interpreter lets go of a value at its last use, and these have none
+            args[i] = None
         return fx.Interpreter(module).boxed_run(args)  # a new one each time: it keeps its last results
 
     run._boxed_call = True  # type: ignore[attr-defined]

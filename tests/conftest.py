@@ -13,6 +13,8 @@ from hypothesis import settings
 _cache = tempfile.TemporaryDirectory(prefix="rematc-tests-")
 os.environ["REMATC_CACHE_DIR"] = _cache.name
 os.environ["OMP_NUM_THREADS"] = "2"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin while they wait slow all others down
+os.environ["KINETO_LOG_LEVEL"] = "99"
 
 settings.register_profile("rematc", derandomize=True, deadline=None, database=None)
 settings.load_profile("rematc")

@@ -8,6 +8,7 @@ which counts what the step allocates.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 import rematc
+from rematc.baselines import STRATEGIES
 from rematc.measure import measure
 from tests.zoo import ZOO, Case
 
 QUICK_SHARES = (0.0, 0.5, None)  # of the way from the floor x 1.02 to saving everything
 SHARES = [
-    pytest.param(s, marks=() if s in QUICK_SHARES else pytest.mark.slow) for s in (0.0, 0.15, 0.3, 0.5, 0.85, None)
+    pytest.param(s, marks=() if s in QUICK_SHARES else pytest.mark.slow)
+    for s in (0.0, 0.15, 0.3, 0.5, 0.85, None)
 ]
 SEED = 3
 State = list[Tensor | None]
@@ -126,6 +129,24 @@ def test_the_smallest_budget_is_accepted(name: str) -> None:
     run = compiled(case, backend)
     assert same_bits(state_after(case, run), expected)
     assert resident + peak_of(case, run) <= floor
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sqrt_l", "min_cut", "recompute_all"])
+def test_the_plan_of_any_strategy_needs_what_the_simulation_says(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Baselines save values that a later recomputation makes anew: those must be let go of too."""
+    (resident, floor, top), expected = limits("llama"), reference("llama")
+    solver = STRATEGIES[strategy]
+    case = ZOO["llama"]()
+    backend = rematc.backend(None, inner="eager")
+    limited = (floor + top) // 2
+    module = sys.modules["rematc.backend"]
+    monkeypatch.setattr(module, "solve", lambda p, o: solver(p.with_budget(limited), o))
+    run = compiled(case, backend)
+    assert same_bits(state_after(case, run), expected)
+    (plan,) = backend.plans
+    assert plan.peak_bytes - resident == pytest.approx(peak_of(case, run), rel=0.005)
 
 
 QUICK = ("mlp",)
