@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import tempfile
@@ -26,8 +27,8 @@ class Rates:
 
     ``stream`` are elementwise ops on contiguous tensors, ``strided`` copies that change the layout,
     ``special`` elementwise exp, erf, tanh and the like, ``reduce`` sums, norms and softmax, ``gather``
-    reads by index (all bytes per second, read and written together); ``matmul``, ``conv`` and ``attention`` are
-    FLOP per second in fp32; ``half`` is how much faster a matmul in bf16 is.
+    reads by index (all bytes per second, read and written together); ``matmul``, ``conv`` and
+    ``attention`` are FLOP per second in fp32; ``half`` is how much faster a matmul in bf16 is.
 
     >>> Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 1.0, 5000).matmul
     100000000000.0
@@ -137,15 +138,19 @@ def _load(path: Path) -> Rates | None:
 
 
 def _positive(x: object) -> bool:
-    return isinstance(x, int | float) and x > 0
+    return type(x) in (int, float) and 0 < x < math.inf
 
 
 def _keep(path: Path, rates: Rates) -> None:
     """Write beside the file, then rename: another process sees the old file or the new one."""
+    beside: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as f:
+            beside = Path(f.name)
             json.dump({"format": FORMAT, "rates": asdict(rates)}, f)
-        os.replace(f.name, path)
+        os.replace(beside, path)
     except OSError as e:
         log.warning("can't keep the device's rates in %s (%s)", path, e)
+        if beside is not None:
+            beside.unlink(missing_ok=True)
