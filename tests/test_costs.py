@@ -1,0 +1,261 @@
+"""What an op is said to cost: the kept rates of a device, FLOPs by formula, workspace as measured."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+
+import rematc
+from rematc.costs import Rates, price, rates, rates_of
+from rematc.costs.roofline import flops, is_free, runtime_ns
+from rematc.measure import measure
+from tests.test_capture import read
+
+CPU = torch.device("cpu")
+RATES = Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 2.0, 5000)
+aten = torch.ops.aten
+
+
+def ops_of(fn: Callable[..., Any], *args: Any) -> tuple[fx.Node, ...]:
+    return read(fn, *args).op_nodes
+
+
+def op(nodes: tuple[fx.Node, ...], name: str) -> fx.Node:
+    return next(n for n in nodes if name in str(n.target))
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype, requires_grad=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+# Rates of the device
+
+
+@pytest.fixture
+def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """The devices that were measured, in order; nothing is really measured."""
+    seen: list[torch.device] = []
+
+    def calibrate(device: torch.device) -> Rates:
+        seen.append(device)
+        return RATES
+
+    monkeypatch.setattr(rates, "calibrate", calibrate)
+    return seen
+
+
+def test_rates_are_measured_once_and_kept(tmp_path: Path, calibrations: list[torch.device]) -> None:
+    folder = tmp_path / "new" / "cache"
+    assert [rates_of(CPU, folder) for _ in range(3)] == [RATES] * 3
+    assert calibrations == [CPU]
+    (kept,) = folder.iterdir()  # no temporary file is left
+    assert kept.name.startswith("rates-cpu-")
+    assert torch.__version__.replace("+", "-") in kept.name
+
+
+DAMAGE: dict[str, Callable[[str], bytes]] = {
+    "empty": lambda text: b"",
+    "cut": lambda text: text[: len(text) // 2].encode(),
+    "no text": lambda text: b"\xff\xfe\x00\x80",
+    "a list": lambda text: b"[]",
+    "null": lambda text: b"null",
+    "rates are a list": lambda text: json.dumps({**json.loads(text), "rates": [1]}).encode(),
+    "a field is missing": lambda text: text.replace('"matmul"', '"mm"').encode(),
+    "zero": lambda text: text.replace("10000000000.0", "0").encode(),
+    "infinite": lambda text: text.replace("10000000000.0", "Infinity").encode(),
+    "not a number": lambda text: text.replace("10000000000.0", "NaN").encode(),
+    "true": lambda text: text.replace("10000000000.0", "true").encode(),
+    "text": lambda text: text.replace("10000000000.0", '"fast"').encode(),
+    "another format": lambda text: text.replace("rematc.rates/1", "rematc.rates/0").encode(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_measured_again_with_a_warning(
+    damage: str, tmp_path: Path, calibrations: list[torch.device], caplog: pytest.LogCaptureFixture
+) -> None:
+    rates_of(CPU, tmp_path)
+    (path,) = tmp_path.iterdir()
+    text = path.read_text()
+    path.write_bytes(DAMAGE[damage](text))
+    with caplog.at_level(logging.WARNING, "rematc"):
+        assert rates_of(CPU, tmp_path) == RATES
+    assert "measuring the device again" in caplog.text
+    assert str(path) in caplog.text
+    assert len(calibrations) == 2
+    assert path.read_text() == text  # and it is whole again
+
+
+@pytest.mark.parametrize("where", ["a file", "inside a file", "the rates are a folder"])
+def test_a_folder_that_cannot_be_used_passes_with_a_warning(
+    where: str, tmp_path: Path, calibrations: list[torch.device], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "cache"
+    if where == "the rates are a folder":
+        rates_of(CPU, folder)
+        (path,) = folder.iterdir()
+        path.unlink()
+        path.mkdir()
+    else:
+        folder.write_text("")
+        folder = folder if where == "a file" else folder / "deeper"
+    with caplog.at_level(logging.WARNING, "rematc"):
+        assert rates_of(CPU, folder) == RATES
+    assert "can't keep the device's rates" in caplog.text
+    if where == "the rates are a folder":
+        assert [p.name for p in folder.iterdir()] == [path.name]  # nothing half-written is left
+
+
+def test_no_folder_keeps_nothing(calibrations: list[torch.device]) -> None:
+    assert rates_of(CPU, None) == rates_of(CPU, None) == RATES
+    assert len(calibrations) == 2
+
+
+def test_calibration_gives_rates_above_zero() -> None:
+    assert all(rate > 0 for rate in astuple(rates.calibrate(CPU)))
+
+
+# FLOPs and time
+
+
+def test_flops_of_a_matmul() -> None:
+    nodes = ops_of(lambda a, b: (a @ b).sum(), leaf(3, 5), leaf(5, 7))
+    assert flops(op(nodes, "aten.mm.")) == 2 * 3 * 5 * 7
+    assert flops(op(nodes, "sum")) == 0
+
+
+def test_flops_of_a_convolution() -> None:
+    nodes = ops_of(lambda x, w: F.conv2d(x, w, padding=1).sum(), leaf(2, 3, 8, 8), leaf(4, 3, 3, 3))
+    forward = 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
+    assert flops(op(nodes, "aten.convolution.default")) == forward
+    assert flops(op(nodes, "convolution_backward")) == 2 * forward
+
+
+def test_flops_of_attention() -> None:
+    q, k = leaf(2, 4, 16, 8), leaf(2, 4, 32, 8)
+    nodes = ops_of(lambda q, k: F.scaled_dot_product_attention(q, k, k).sum(), q, k)
+    assert flops(op(nodes, "_scaled_dot_product")) == 2 * (2 * 4) * 16 * 32 * 8 * 2
+
+
+def test_time_is_the_longer_of_arithmetic_and_memory_and_the_start() -> None:
+    nodes = ops_of(lambda a, b: (a @ b).abs().sum(), leaf(64, 1024), leaf(1024, 64))
+    seconds = 2 * 64 * 1024 * 64 / RATES.matmul
+    assert runtime_ns(op(nodes, "aten.mm."), RATES) == int(5000 + seconds * 1e9)
+    moved = 2 * 4 * 64 * 64
+    assert runtime_ns(op(nodes, "aten.abs."), RATES) == int(5000 + moved / RATES.stream * 1e9)
+    slow = replace(RATES, matmul=RATES.matmul / 10)
+    assert runtime_ns(op(nodes, "aten.mm."), slow) == int(5000 + 10 * seconds * 1e9)
+
+
+def test_views_and_sizes_are_free() -> None:
+    nodes = ops_of(lambda x: x.exp().t().unsqueeze(0)[:, 1:].chunk(2, 1)[0].cos().sum(), leaf(4, 6))
+    costs = price(nodes, RATES, measure_workspace=True)
+    viewing = {n.name for n in nodes if is_free(n)}
+    assert {"t", "unsqueeze", "slice_1", "split"} <= viewing
+    for node, cost in zip(nodes, costs, strict=True):
+        assert (cost.runtime_ns == 0) is (node.name in viewing)
+        assert cost.workspace_bytes == 0 or node.name not in viewing
+
+
+def test_equal_ops_cost_the_same_and_others_do_not() -> None:
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        return x.exp().sum() + (x + 1).exp().sum() + y.exp().sum()
+
+    nodes = ops_of(model, leaf(64, 64), leaf(64, 128))
+    costs = price(nodes, RATES, measure_workspace=True)
+    exps = [c for n, c in zip(nodes, costs, strict=True) if "aten.exp." in str(n.target)]
+    assert exps[0] == exps[1]
+    assert exps[2].runtime_ns > exps[0].runtime_ns
+
+
+# Workspace
+
+
+def workspace(name: str, fn: Callable[..., Any], *args: Any) -> int:
+    nodes = ops_of(fn, *args)
+    costs = price(nodes, RATES, measure_workspace=True)
+    return dict(zip(nodes, costs, strict=True))[op(nodes, name)].workspace_bytes
+
+
+def scratch(run: Callable[[], object]) -> int:
+    """Bytes that ``run`` allocates on top of what it returns."""
+    measured = measure(run, device="cpu", warmup=1)
+    return measured.peak_bytes - measured.end_bytes
+
+
+def test_workspace_is_what_a_run_takes() -> None:
+    x, image, kernel = torch.ones(100, 100), torch.ones(2, 3, 16, 16), torch.ones(4, 3, 3, 3)
+    assert workspace("aten.exp.", lambda x: x.exp().sum(), leaf(100, 100)) == 0
+    assert workspace("logsumexp", lambda x: x.logsumexp(1).sum(), leaf(100, 100)) == scratch(
+        lambda: aten.logsumexp(x, [1])
+    )
+    assert workspace("native_dropout", lambda x: F.dropout(x).sum(), leaf(100, 100)) == scratch(
+        lambda: aten.native_dropout(x, 0.5, True)
+    )
+    assert workspace(
+        "aten.convolution.", lambda x, w: F.conv2d(x, w).sum(), leaf(2, 3, 16, 16), leaf(4, 3, 3, 3)
+    ) == scratch(lambda: aten.convolution(image, kernel, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1))
+
+
+def test_workspace_that_is_not_zero_is_seen() -> None:
+    taken = workspace("logsumexp", lambda x: x.logsumexp(1).sum(), leaf(100, 100))
+    assert taken >= 4 * 100 * 100  # the exponentials
+    single, double = leaf(100, 100), leaf(100, 100, dtype=torch.float64)
+    taken = workspace("aten.add.", lambda x, y: (x + y).sum(), single, double)
+    with torch.no_grad():
+        assert taken == scratch(lambda: aten.add(single, double)) == 8 * 100 * 100  # x as float64
+
+
+def test_without_measuring_workspace_counts_zero() -> None:
+    nodes = ops_of(lambda x: x.logsumexp(1).sum(), leaf(100, 100))
+    assert {c.workspace_bytes for c in price(nodes, RATES, measure_workspace=False)} == {0}
+
+
+def test_indices_that_do_not_fit_made_up_data_are_no_error() -> None:
+    table, index = leaf(10, 4), torch.randint(0, 10, (5,))
+    nodes = ops_of(lambda t, i: F.embedding(i, t).sum(), table, index)
+    assert len(price(nodes, RATES, measure_workspace=True)) == len(nodes)
+
+
+# What the user has going on
+
+
+def test_pricing_leaves_the_random_numbers_alone() -> None:
+    nodes = ops_of(lambda x: F.dropout(x.exp()).sum(), leaf(64))
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    price(nodes, RATES, measure_workspace=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_compiling_under_a_profiler_warns_and_leaves_the_profile_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, x = nn.Linear(8, 8), torch.ones(4, 8)
+    run = torch.compile(model, backend=rematc.backend("1GB", inner="eager"))
+    with (
+        caplog.at_level(logging.WARNING, "rematc"),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as theirs,
+    ):
+        run(x).sum().backward()
+        torch.ones(3).tan()
+    assert "compiling under a profiler: workspaces can't be measured" in caplog.text
+    seen = {event.key for event in theirs.key_averages()}
+    assert {"aten::addmm", "aten::tan"} <= seen
+    assert model.weight.grad is not None
