@@ -138,7 +138,7 @@ def _load(path: Path) -> Rates | None:
 
 
 def _positive(x: object) -> bool:
-    return type(x) in (int, float) and 0 < x < math.inf
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
 
 
 def _keep(path: Path, rates: Rates) -> None:
