@@ -69,7 +69,10 @@ def improve(
     gap: float,
     deadline: float,
 ) -> Plan:
-    """The cheapest plan found by ``deadline``, or the first that costs ``goal_ns`` at most, or the best of all."""
+    """The cheapest plan found by ``deadline``; stops early at one that costs ``goal_ns`` at most.
+
+    It stops as well once everything is free and solved within ``gap``: ``f`` has nothing cheaper.
+    """
     best = start
     assert problem.budget_bytes is not None
     for free in _neighbourhoods(f):

@@ -134,7 +134,8 @@ def _solve_large(problem: Problem, core: Core, options: SolveOptions, started: f
     best = start = Start(start.plan, values_of(f, draft))
     if pairs is None:
         found = solve_milp(problem, merged, f, (deadline - time.monotonic()) / 2, options.gap)
-        bound = max(bound, found.bound_ns)
+        if not (chains and any(t is not None for _, t in f.rows_of)):  # merged, those rows may ask too much
+            bound = max(bound, found.bound_ns)
         if found.plan is not None and found.values is not None and found.plan.cost_ns <= start.plan.cost_ns:
             best = Start(found.plan, found.values)
     plan = improve(problem, merged, f, best, bound * (1 + options.gap), options.gap, deadline)
