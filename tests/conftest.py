@@ -26,11 +26,21 @@ def _remove_cache() -> Iterator[None]:
     _cache.cleanup()
 
 
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing compiled before, and nothing left behind."""
+    import torch  # only when a test asks for it: most need no torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
-    import torch  # only when a test asks for it: most need no torch
+    import torch
 
     if not torch.cuda.is_available():
         for item in gpu:

@@ -1,169 +1,27 @@
-"""`rematc.backend` as a user meets it: settings, errors, gradients, and what it says it planned."""
+"""`rematc.backend` as a user meets it: budgets below the floor, and gradients in all kinds of use."""
 
 from __future__ import annotations
 
-import functools
-import logging
-import pickle
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
 import rematc
-from rematc import compat
 from rematc.measure import measure
+from tests.small import (
+    SEED,
+    Block,
+    batch,
+    eager,
+    gradients,
+    net,
+    refusal,
+    same_bits,
+)
 
-SEED = 5
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.drop = nn.Linear(32, 32), nn.Dropout(0.2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.drop(nn.functional.gelu(self.linear(x)))
-        return out
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = Block(), Block(), nn.Linear(32, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.second(self.first(x)))
-        return out
-
-
-def net() -> Net:
-    torch.manual_seed(SEED)
-    return Net()
-
-
-def batch(rows: int = 256) -> Tensor:
-    return torch.randn(rows, 32, generator=torch.Generator().manual_seed(SEED))
-
-
-def eager(budget: Any = None, **settings: Any) -> rematc.Backend:
-    return rematc.backend(budget, inner="eager", **settings)
-
-
-def gradients(model: nn.Module, run: Callable[[Tensor], Tensor], rows: int = 256) -> list[Tensor]:
-    """Those of one step; dropout draws the same numbers each time."""
-    model.zero_grad()
-    torch.manual_seed(SEED)
-    run(batch(rows)).square().mean().backward()
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-
-def same_bits(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-@functools.cache
-def refusal(budget: int = 1000) -> rematc.BudgetError:
-    with pytest.raises(rematc.BudgetError) as refused:
-        torch.compile(net(), backend=eager(budget))(batch())
-    torch._dynamo.reset()
-    return refused.value
-
-
-@functools.cache
-def base_resident() -> int:
-    return resident()
-
-
-def resident(**settings: Any) -> int:
-    """What rematc counts as resident for `net`."""
-    torch._dynamo.reset()
-    backend = eager(**settings)
-    torch.compile(net(), backend=backend)(batch())
-    return backend.problems[0].resident_bytes
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-# Settings
-
-
-def test_backends_with_equal_settings_are_equal() -> None:
-    assert eager("2MB") == eager("2MB")
-    assert hash(eager("2MB")) == hash(eager("2MB"))
-    assert eager("2MB") != eager("3MB")
-    assert eager("2MB") != eager("2MB", reserve=1)
-    assert eager("2MB") != "2MB"
-
-
-@pytest.mark.parametrize(("budget", "nbytes"), [(None, None), ("1.9MiB", 1_992_294), (2_000_000, 2_000_000)])
-def test_budgets_that_can_be_read(budget: str | int | None, nbytes: int | None) -> None:
-    backend = eager(budget)
-    torch.compile(Block(), backend=backend)(batch())
-    (plan,) = backend.plans
-    assert plan.budget_bytes == nbytes
-
-
-@pytest.mark.parametrize("budget", ["much", "2 parrots", "", 0, -1, "0GB", "120%", True, 1.5])
-def test_an_unreadable_budget_is_refused_at_once(budget: Any) -> None:
-    with pytest.raises(rematc.OptionError, match="budget"):
-        rematc.backend(budget)
-
-
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_a_percentage_on_the_cpu_is_refused_at_the_first_call(inner: Any) -> None:
-    run = torch.compile(net(), backend=rematc.backend("80%", inner=inner))
-    with pytest.raises(rematc.OptionError, match=r"on the CPU, which shares its memory.*give bytes"):
-        run(batch())
-
-
-def test_reserve_is_resident() -> None:
-    assert resident(reserve="1MB") == base_resident() + 1_000_000
-    assert resident(reserve=4321) == base_resident() + 4321
-
-
-def momentum(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
-
-
-def adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params)
-
-
-FORMS = [(momentum, "instance"), (torch.optim.Adam, "instance"), (adamw, "instance"), (adamw, "function")]
-
-
-@pytest.mark.parametrize(("make", "form"), FORMS)
-def test_the_state_of_an_optimizer_is_kept_free_to_the_byte(make: Any, form: str) -> None:
-    model = net()
-    optimizer = make(model.parameters())
-    kept = resident(optimizer=optimizer if form == "instance" else make) - base_resident()
-    assert not optimizer.state  # it was not touched
-    gradients(model, model)
-    optimizer.step()
-    state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
-    assert kept == sum(t.nbytes for t in state) > 0
-
-
-def raises(params: Any) -> Any:
-    raise KeyError("lr")
-
-
-@pytest.mark.parametrize("broken", [raises, lambda params: 3, lambda params: momentum([])])
-def test_a_broken_optimizer_is_named(broken: Any) -> None:
-    with pytest.raises(rematc.OptionError, match=r"optimizer=.*give reserve="):
-        torch.compile(net(), backend=eager(optimizer=broken))(batch())
-    with pytest.raises(rematc.OptionError, match="give an optimizer, or a function"):
-        rematc.backend("2GB", optimizer=3)
-
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 # A budget below the floor
 
@@ -352,81 +210,3 @@ def test_results_that_have_no_gradient() -> None:
         assert torch.equal(run(batch())[0], choose(batch())[0])
     assert torch.equal(run(batch())[0], choose(batch())[0])
     assert backend.plans == []
-
-
-# By name
-
-
-def test_by_name_with_options() -> None:
-    model = net()
-    expected = gradients(model, model)
-    run = torch.compile(model, backend="rematc", options={"budget": "2MB", "inner": "eager"})
-    assert same_bits(gradients(model, run), expected)
-
-
-def test_by_name_with_the_budget_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMATC_BUDGET", "1000")
-    with pytest.raises(rematc.BudgetError) as refused:
-        torch.compile(net(), backend="rematc", options={"inner": "eager"})(batch())
-    assert refused.value.budget_bytes == 1000
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({}, "needs a budget.*REMATC_BUDGET=20GB"),
-        ({"budget": "2 parrots"}, "unknown unit 'parrots'"),
-        ({"budget": "2MB", "speed": 3}, "'speed'.*settings are budget, inner, reserve, optimizer"),
-    ],
-)
-def test_by_name_with_wrong_options(
-    options: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("REMATC_BUDGET", raising=False)
-    with pytest.raises(rematc.OptionError, match=says):
-        torch.compile(net(), backend="rematc", options=options)(batch())
-
-
-# Torch versions
-
-
-def test_an_old_torch_is_refused() -> None:
-    with pytest.raises(ImportError, match=r"needs torch 2\.11 or newer, and this is torch 2\.4: upgrade"):
-        compat.check_torch((2, 4))
-
-
-def test_an_untested_torch_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "rematc"):
-        compat.check_torch((2, 99))
-        compat.check_torch((2, 99))
-    assert [r.getMessage()[:25] for r in caplog.records] == ["torch 2.99 is untested wi"]
-
-
-# Inductor
-
-
-def test_inductor() -> None:
-    model, backend = net().eval(), rematc.backend("2MB")
-    expected = gradients(model, model)
-    torch.testing.assert_close(gradients(model, torch.compile(model, backend=backend)), expected)
-    assert len(backend.plans) == 1
-
-
-@functorch_config.patch(enable_autograd_cache=False)  # on a hit no partitioner runs
-def test_as_a_partitioner_of_inductor() -> None:
-    model, ours = net().eval(), rematc.partitioner("2MB")
-    expected = gradients(model, model)
-    run = torch.compile(model, backend="inductor", options={"custom_partitioner_fn": ours})
-    torch.testing.assert_close(gradients(model, run), expected)
-    assert len(ours.plans) == 1
-    assert ours.plans[0].peak_bytes <= 2_000_000
-
-
-def test_a_partitioner_can_be_pickled_and_its_plans_are_no_setting() -> None:
-    """Inductor's cache key is made of this pickle: equal for equal settings, whatever was planned."""
-    ours = rematc.partitioner("2MB")
-    before = pickle.dumps(ours)
-    ours.plans.append(rematc.Plan((), ()))
-    assert pickle.dumps(ours) == before == pickle.dumps(rematc.partitioner("2MB"))
-    assert before != pickle.dumps(rematc.partitioner("3MB"))
-    assert pickle.loads(before).uuid() == ours.uuid()

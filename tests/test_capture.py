@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from rematc import compat
 from rematc.capture import Capture, capture
 from rematc.graph import Graph, Op
 from rematc.passes import canonicalize
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class _StopError(Exception):
@@ -58,12 +60,6 @@ def storages(graph: Graph, values: tuple[int, ...]) -> list[int]:
 def needs_grad(*shape: int) -> Tensor:
     torch.manual_seed(0)
     return torch.randn(*shape, requires_grad=True)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
 
 
 VIEWS: dict[str, Callable[[Tensor], Any]] = {

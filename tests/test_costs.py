@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from rematc.costs.roofline import flops, is_free, runtime_ns
 from rematc.measure import measure
 from tests.test_capture import read
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 CPU = torch.device("cpu")
 RATES = Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 2.0, 5000)
 aten = torch.ops.aten
@@ -36,12 +38,6 @@ def op(nodes: tuple[fx.Node, ...], name: str) -> fx.Node:
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(*shape, dtype=dtype, requires_grad=True)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
 
 
 # Rates of the device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from rematc.passes import canonicalize, split
 from rematc.plan import Plan
 from rematc.simulate import simulate
 from tests.test_capture import joint_of
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 SEED = 7
 
@@ -87,12 +89,6 @@ def floor_of(name: str) -> int:
     with pytest.raises(rematc.BudgetError) as refused:
         torch.compile(make(), backend=rematc.backend(1, inner="eager"))(torch.randn(shape))
     return refused.value.minimum_bytes
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
 
 
 # aot_eager itself reads the new vector in the backward pass of `Spectral`, so plain eager is the judge there.
