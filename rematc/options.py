@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 from rematc.errors import OptionError
@@ -43,8 +44,8 @@ def parse_budget(budget: Budget, device_bytes: int | None = None) -> int | None:
     ``device_bytes`` is the memory of the device, for a budget in percent; None: the device has no
     memory of its own, and a percentage is refused. Raises `OptionError` for what can't be read.
 
-    >>> parse_budget("20GB"), parse_budget("18.5GiB"), parse_budget(12), parse_budget(None)
-    (20000000000, 19864223744, 12, None)
+    >>> parse_budget("20GB"), parse_budget("18.5GiB"), parse_budget("2.01GB"), parse_budget(12)
+    (20000000000, 19864223744, 2010000000, 12)
     >>> parse_budget("80%", device_bytes=1000)
     800
     """
@@ -59,7 +60,7 @@ def parse_budget(budget: Budget, device_bytes: int | None = None) -> int | None:
         unit = m[2].upper() or "B"
         if unit not in UNITS:
             raise OptionError(f"budget {budget!r}: unknown unit {m[2]!r}; {how}")
-        nbytes = int(float(m[1]) * UNITS[unit]) if "." in m[1] else int(m[1]) * UNITS[unit]
+        nbytes = int(Fraction(m[1]) * UNITS[unit])
     else:
         raise OptionError(f"can't read the budget {budget!r}: {how}")
     if nbytes <= 0:

@@ -18,7 +18,10 @@ NO_TORCH = (
     "rematc.plan",
     "rematc.schedule",
     "rematc.simulate",
+    "rematc.layers",
+    "rematc.mincut",
     "rematc.baselines",
+    "rematc.compare",
     "rematc.solve",
     "rematc.report",
 )

@@ -142,3 +142,14 @@ def test_the_gap_is_a_fraction(gap: object) -> None:
 def test_a_refusal_is_both_ours_and_a_value_error() -> None:
     assert issubclass(OptionError, RematcError)
     assert issubclass(OptionError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("2.01GB", 2_010_000_000), ("0.1MB", 100_000), ("1.5KiB", 1536)]
+)
+def test_decimals_are_read_to_the_byte(text: str, nbytes: int) -> None:
+    assert parse_budget(text) == nbytes
+
+
+def test_a_number_of_any_length_is_read() -> None:
+    assert parse_budget("0." + "3" * 400 + "GB") == 333_333_333
