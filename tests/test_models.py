@@ -172,7 +172,7 @@ def test_under_inductor_gradients_are_equal_within_rounding(
     largest = max(float(e.abs().max()) for e in expected[1:-1] if e is not None and e.is_floating_point())
     for ours, theirs in zip(got, expected, strict=True):
         if ours is not None and theirs is not None and ours.is_floating_point():
-            # Inductor without rematc is off by 7e-5 on the U-Net (eager in fp64 is the judge, aot_eager at 1e-7).
+            # Inductor without rematc is itself off by 7e-5 on the U-Net, judged by fp64.
             torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=1e-4 * max(1.0, largest))
     measured = resident + peak_of(case, run)
     with capsys.disabled():
