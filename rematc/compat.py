@@ -57,9 +57,7 @@ def check_torch(version: tuple[int, int] | None = None) -> None:
         )
     if version not in TESTED:
         tested = ", ".join(f"{a}.{b}" for a, b in TESTED)
-        log.warning(
-            "torch %s is untested with rematc (tested: %s); gradients are checked there", have, tested
-        )
+        log.warning("torch %s is untested with rematc (tested: %s)", have, tested)
 
 
 def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: Any) -> Callable[..., Any]:
@@ -94,13 +92,6 @@ def partitioner_base() -> type:
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     return CustomPartitionerFn
-
-
-def default_partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
-    """Torch's partitioner that saves all; for graphs with nothing to plan."""
-    from torch._functorch.partitioners import default_partition as default
-
-    return default(joint, inputs, **kwargs)
 
 
 def extract_modules(

@@ -1,8 +1,7 @@
 """What to save by minimum cut: the idea of torch's default partitioner, on storages and bytes.
 
-As in `torch._functorch.partitioners.min_cut_rematerialization_partition`: capacities are bytes; only
-pointwise ops and views may be recomputed; products, convolutions, reductions, attention and random ops
-are banned.
+As in torch's `min_cut_rematerialization_partition`: capacities are bytes; only pointwise ops
+and views may be recomputed; products, convolutions, reductions, attention and random ops are banned.
 
 Not torch's own. It knows no fusion, so it bans neither what would be materialized anyway nor long
 chains of fusible ops, and adds no cost for distance. Its nodes are storages, so that a view never

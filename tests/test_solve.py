@@ -68,6 +68,7 @@ def test_large_plans_hold_the_budget_and_no_baseline_is_cheaper(problem: Problem
         asked = problem.with_budget(int(low + share * (high - low)))
         plan = solve(asked, FAST)
         validate(asked, plan)
+        assert (plan.bound_ns > 0) == (plan.cost_ns > 0), "a plan that costs has a bound that says something"
         assert plan.bound_ns <= plan.cost_ns
         for name, strategy in STRATEGIES.items():
             other = strategy(asked, FAST)
