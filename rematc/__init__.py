@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rematc.compare import compare
     from rematc.errors import BudgetError, CaptureError, OptionError, PlanError, ProblemError, RematcError
     from rematc.measure import Measurement, measure
+    from rematc.pareto import pareto
     from rematc.partitioner import partitioner
     from rematc.plan import Plan
     from rematc.problem import OpCost, Problem
@@ -42,6 +43,7 @@ _HOMES = {
     "backend": "backend",
     "compare": "compare",
     "measure": "measure",
+    "pareto": "pareto",
     "partitioner": "partitioner",
     "simulate": "simulate",
     "solve": "solve",
@@ -64,6 +66,7 @@ __all__ = [
     "backend",
     "compare",
     "measure",
+    "pareto",
     "partitioner",
     "simulate",
     "solve",

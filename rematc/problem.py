@@ -104,6 +104,27 @@ class Problem:
         )
         return Problem(graph, costs, **top)
 
+    def to_networkx(self) -> Any:
+        """The problem as a `networkx.DiGraph` of its ops: see `rematc.exchange.to_networkx`."""
+        from rematc.exchange import to_networkx  # loads networkx: only when asked for
+
+        return to_networkx(self)
+
+    @staticmethod
+    def from_networkx(dag: Any, **names: Any) -> Problem:
+        """A `networkx.DiGraph` of ops as a problem: see `rematc.exchange.from_networkx`.
+
+        >>> import networkx
+        >>> dag = networkx.DiGraph()
+        >>> dag.add_node("f", size=8, runtime_ns=5)
+        >>> problem = Problem.from_networkx(dag, bytes="size")
+        >>> Problem.from_networkx(problem.to_networkx()) == problem
+        True
+        """
+        from rematc.exchange import from_networkx  # loads networkx: only when asked for
+
+        return from_networkx(dag, **names)
+
 
 def check(problem: Problem) -> None:
     """Raise `ProblemError` unless every op reads what was made before it, and sizes make sense."""

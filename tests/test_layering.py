@@ -22,10 +22,12 @@ NO_TORCH = (
     "rematc.mincut",
     "rematc.baselines",
     "rematc.compare",
+    "rematc.exchange",
+    "rematc.pareto",
     "rematc.solve",
     "rematc.report",
 )
-NO_SOLVER = ("rematc.passes", "rematc.capture", "rematc.simulate")
+NO_SOLVER = ("rematc.passes", "rematc.capture", "rematc.simulate", "rematc.exchange")
 MAX_LINES = 320
 
 

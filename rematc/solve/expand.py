@@ -1,39 +1,60 @@
-"""What the MILP decided -> Plan: ops in order, views taken again where they are read."""
+"""A draft of the search -> Plan: ops in order, views taken again where they are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged
-from rematc.solve.reduce import Core, Stage, is_view
+from rematc.solve.merge import Merged
+from rematc.solve.reduce import is_view
 
 
-def expand(
-    problem: Problem, core: Core, stages: Sequence[Stage], saved: Iterable[int], runs: Sequence[Iterable[int]]
-) -> Plan:
-    """The plan that saves the blocks ``saved``, and runs the units ``runs[t]`` again in ``stages[t]``.
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is decided about a core: the blocks saved, and the units that run in each stage, in order."""
 
-    Blocks that forward holds anyway are read from there. Units of a stage run in forward's order.
-    """
+    saved: frozenset[int]
+    runs: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A plan, and the stage that each of its backward steps belongs to."""
+
+    plan: Plan
+    stages: tuple[int, ...]
+
+
+def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
+    """The plan that ``draft`` says for the merged core; blocks that forward holds are read from there."""
+    full = merged.full
+    saved = [merged.full_block[b] for b in draft.saved]
     writer = _Writer(problem.graph)
-    writer.at_hand.update(v for b in {*saved, *core.held} for v in core.values[b])
-    backward = problem.graph.backward_steps
-    done = 0
-    for stage, units in zip(stages, runs, strict=True):
-        for op in sorted(core.units[u].op for u in units):
-            writer.run(op)
-        if stage.last is not None:
-            upto = backward.index(stage.last) + 1
-            for op in backward[done:upto]:
+    writer.at_hand.update(v for b in {*saved, *full.held} for v in full.values[b])
+    backward = iter(problem.graph.backward_steps)
+    stages: list[int] = []
+    for t, (stage, units) in enumerate(zip(merged.core.stages, draft.runs, strict=True)):
+        for part in (part for u in units for part in merged.parts[u]):
+            writer.run(full.units[part].op)
+        if stage.unit is not None:
+            writer.run(full.units[merged.parts[stage.unit][0]].op)
+        elif stage.last is not None:
+            for op in backward:
                 writer.run(op)
-            done = upto
-    for op in backward[done:]:
-        writer.run(op)
+                if op == stage.last:
+                    break
+        else:
+            for op in backward if t == len(draft.runs) - 1 else ():
+                writer.run(op)
+        stages += [t] * (len(writer.steps) - len(stages))
     writer.take(problem.graph.gradients)
-    return judged(problem, Plan(tuple(sorted(writer.read_saved)), tuple(writer.steps)))
+    stages += [len(draft.runs) - 1] * (len(writer.steps) - len(stages))
+    plan = judged(problem, Plan(tuple(sorted(writer.read_saved)), tuple(writer.steps)))
+    return Written(plan, tuple(stages))
 
 
 class _Writer:

@@ -1,12 +1,9 @@
 """Core -> smaller Core: units that no plan gains by telling apart become one.
 
-* *Small* blocks, together at most 0.4 % of the budget, are kept for good. ``slack_bytes``
-  says what memory that takes; a lower bound for the whole problem needs that much more budget.
-* A *chain*: unit f makes one block v, which only unit g reads, and g's result is no larger. All else
-  that g reads is read by f too, is always at hand, or is made for g alone from what f reads. Whoever
-  would keep v can run g at once and keep its result instead, for the same time and no more memory.
-  So f, g and what is made for g alone become one unit.
-* A stage whose op reads no block that is ever dropped follows the stage before it.
+A *chain*: unit f makes one block v, which only unit g reads, and g's result is no larger. All else that
+g reads is read by f too, is always at hand, or is made for g alone from what f reads. Whoever would keep
+v can run g at once and keep its result instead, for the same time and no more memory. So f, g and what is
+made for g alone become one unit.
 """
 
 from __future__ import annotations
@@ -21,70 +18,45 @@ class Merged:
     """A smaller `Core`, and how it stands to the full one.
 
     ``parts[u]`` are the full core's units behind unit u, in order; ``full_block[b]`` is the full
-    core's block behind block b; ``kept`` are the full core's blocks that are kept for good.
+    core's block behind block b.
     """
 
     core: Core
     full: Core
     parts: tuple[tuple[int, ...], ...]
     full_block: tuple[int, ...]
-    kept: frozenset[int]
-    slack_bytes: int
 
 
 def unmerged(full: Core) -> Merged:
     """``full`` as it is."""
     parts = tuple((u,) for u in range(len(full.units)))
-    return Merged(full, full, parts, tuple(range(len(full.block_bytes))), frozenset(), 0)
+    return Merged(full, full, parts, tuple(range(len(full.block_bytes))))
 
 
-def merge(full: Core, small_bytes: int = 0, *, chains: bool = True) -> Merged:
-    """Apply the rules to ``full``, as `reduce` made it.
+def merge(full: Core) -> Merged:
+    """Apply the rule to ``full``, as `reduce` made it, as often as it fits.
 
-    Small blocks are kept as long as they have ``small_bytes`` together. ``chains=False`` leaves chains
-    apart: merged, what the first of a chain reads is counted until the last is done, which can matter
-    near the floor.
+    Near the floor it can matter: what the first of a chain reads is counted until the last is done.
     """
-    kept = small_blocks(full, small_bytes)
-    core = replace(full, held=full.held | kept)
-    slack = sum(full.block_bytes[b] for b in kept)
     read = {b for stage in full.stages for b in stage.reads}
-    units, parts = _chains(core, read) if chains else _apart(core)
+    units, parts = _chains(full, read)
     blocks = [b for u in sorted(units) for b in units[u].makes]
     number = {b: n for n, b in enumerate(blocks)}
-    renamed = [_renamed(units[u], number) for u in sorted(units)]
-    stages = _stages(full, kept, slack, number)
-    held = frozenset(number[b] for b in core.held if b in number)
+    place = {u: n for n, u in enumerate(sorted(units))}
     small = Core(
         tuple(full.block_bytes[b] for b in blocks),
         tuple(full.values[b] for b in blocks),
-        tuple(renamed),
-        tuple(stages),
-        held,
+        tuple(_renamed(units[u], number) for u in sorted(units)),
+        tuple(_restaged(stage, number, place) for stage in full.stages),
+        frozenset(number[b] for b in full.held if b in number),
         full.resident_bytes,
     )
-    return Merged(small, full, tuple(parts[u] for u in sorted(units)), tuple(blocks), kept, slack)
-
-
-def small_blocks(core: Core, left: int) -> frozenset[int]:
-    """The smallest blocks that backward reads, as many as fit into ``left`` bytes."""
-    found = set()
-    read = {b for s in core.stages for b in s.reads if core.units[core.maker[b]].required}
-    for b in sorted(read - core.held, key=lambda b: (core.block_bytes[b], b)):
-        left -= core.block_bytes[b]
-        if left < 0:
-            break
-        found.add(b)
-    return frozenset(found)
-
-
-def _apart(core: Core) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]]]:
-    return dict(enumerate(core.units)), {u: (u,) for u in range(len(core.units))}
+    return Merged(small, full, tuple(parts[u] for u in sorted(units)), tuple(blocks))
 
 
 def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]]]:
     """Units left by index, and the units that each stands for."""
-    units, parts = _apart(core)
+    units, parts = dict(enumerate(core.units)), {u: (u,) for u in range(len(core.units))}
     readers = {b: set(r) for b, r in enumerate(core.readers)}
     maker = dict(enumerate(core.maker))
     for f in list(units):
@@ -159,15 +131,6 @@ def _renamed(unit: Unit, number: dict[int, int]) -> Unit:
     return replace(unit, reads=reads, makes=tuple(number[b] for b in unit.makes))
 
 
-def _stages(full: Core, kept: frozenset[int], slack: int, number: dict[int, int]) -> list[Stage]:
-    stages: list[Stage] = []
-    for s in full.stages:
-        reads = tuple(number[b] for b in s.reads if b not in kept)
-        if stages and not reads and s.op is not None:
-            last = stages[-1]
-            after = max(last.after_bytes, s.op_bytes + slack, s.after_bytes + slack)
-            stages[-1] = replace(last, last=s.last, after_bytes=after)
-        else:
-            after = s.after_bytes + slack if s.after_bytes else 0
-            stages.append(Stage(s.op, s.last, reads, s.before_bytes + slack, s.op_bytes + slack, after))
-    return stages
+def _restaged(stage: Stage, number: dict[int, int], place: dict[int, int]) -> Stage:
+    unit = None if stage.unit is None else place[stage.unit]
+    return replace(stage, reads=tuple(number[b] for b in stage.reads), unit=unit)

@@ -4,6 +4,9 @@ A *block* is one storage that a forward op makes: the unit in which memory is ke
 view costs nothing and is taken again wherever it is read, so to read a view is to read its block.
 The backward pass is a row of *stages*: recomputation, then one backward op that reads forward
 blocks, then the backward ops after it that read none.
+
+A graph without a backward pass, whose ops nobody needs before the end, is a general one, as Checkmate's
+and Moccasin's problems are: each op's first run is a stage, and from then on it may run again.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Stage:
 
     Those read no block. Forward blocks aside, ``before_bytes`` are alive while recomputation runs,
     ``op_bytes`` while ``op`` does, and at most ``after_bytes`` while the others do. ``op`` None:
-    recomputation alone.
+    recomputation alone. ``unit``: the unit whose first run ``op`` is, in a graph without a backward pass.
     """
 
     op: int | None
@@ -47,6 +50,7 @@ class Stage:
     before_bytes: int
     op_bytes: int
     after_bytes: int
+    unit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,17 @@ class Core:
         """Unit by the block that it makes."""
         owner = {b: u for u, unit in enumerate(self.units) for b in unit.makes}
         return tuple(owner[b] for b in range(len(self.block_bytes)))
+
+    @cached_property
+    def born(self) -> tuple[int, ...]:
+        """The stage in which a unit runs first; -1 where that is in the forward pass."""
+        found = {stage.unit: t for t, stage in enumerate(self.stages)}
+        return tuple(found.get(u, -1) for u in range(len(self.units)))
+
+    @cached_property
+    def extra(self) -> tuple[int, ...]:
+        """Units that the forward pass needs for nothing but what is saved."""
+        return tuple(u for u, unit in enumerate(self.units) if not unit.required)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -102,7 +117,11 @@ def reduce(problem: Problem, *, every_op: bool = False, pauses: int = 0) -> Core
     held = folded.blocks(problem.graph.outputs)
     sizes = tuple(folded.size(values[0]) for values in folded.values)
     held_bytes = sum(sizes[b] for b in held)
-    stages = _stages(folded, held, held_bytes, every_op, pauses)
+    if is_general(problem.graph):
+        units = [replace(u, required=True) for u in units]
+        stages = _first_runs(folded, units)
+    else:
+        stages = _stages(folded, held, held_bytes, every_op, pauses)
     return Core(sizes, tuple(folded.values), tuple(units), tuple(stages), held, problem.resident_bytes)
 
 
@@ -168,6 +187,23 @@ def is_view(graph: Graph, i: int) -> bool:
     op = graph.ops[i]
     at_hand = {graph.values[v].storage for v in op.inputs} | graph.resident
     return not (op.pin or op.needed) and all(graph.values[v].storage in at_hand for v in op.outputs)
+
+
+def is_general(graph: Graph) -> bool:
+    """Has the graph no backward pass, and nothing that runs before one would?"""
+    return not graph.backward_steps and not graph.forward_steps(())
+
+
+def _first_runs(folded: _Folded, units: list[Unit]) -> list[Stage]:
+    """A stage for each unit, and at the end one for what must be there then."""
+    resident = folded.problem.resident_bytes
+    stages = []
+    for u, unit in enumerate(units):
+        made = sum(folded.size(folded.values[b][0]) for b in unit.makes)
+        op_bytes = resident + made + unit.workspace_bytes
+        stages.append(Stage(unit.op, unit.op, unit.reads, resident, op_bytes, 0, u))
+    ends = tuple(sorted(folded.blocks(folded.graph.gradients)))
+    return [*stages, Stage(None, None, ends, resident, resident + folded.problem.epilogue_bytes, 0)]
 
 
 def _stages(

@@ -1,0 +1,46 @@
+"""Values of the MILP's variables -> `Draft`: inside a span everything runs just before its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rematc.solve.expand import Draft
+from rematc.solve.formulate import Formulation
+from rematc.solve.reduce import Core
+
+
+def decode(f: Formulation, values: Sequence[float]) -> Draft:
+    """The draft that ``values`` say. What a span makes for later ones alone runs before its last op."""
+    core = f.core
+    saved = frozenset(b for (b, k), x in f.kept.items() if k == 0 and values[x] > 0.5)
+    runs: list[tuple[int, ...]] = []
+    for k in range(len(f.spans)):
+        at_hand = set(core.held) | {b for b in range(len(core.block_bytes)) if _is(f.kept.get((b, k)), values)}
+        left = {u for u in range(len(core.units)) if _is(f.again.get((u, k)), values)}
+        for t in f.spans[k]:
+            wanted = set(core.stages[t].reads)
+            if t == f.spans[k][-1]:
+                wanted |= {b for u in left for b in core.units[u].makes if _is(f.kept.get((b, k + 1)), values)}
+            units = missing(core, wanted, at_hand)
+            left.difference_update(units)
+            at_hand.update(b for u in units for b in core.units[u].makes)
+            if (first := core.stages[t].unit) is not None:
+                at_hand.update(core.units[first].makes)
+            runs.append(tuple(units))
+    return Draft(saved, tuple(runs))
+
+
+def missing(core: Core, blocks: Iterable[int], at_hand: set[int] | frozenset[int]) -> list[int]:
+    """Units to run, in forward's order, so that ``blocks`` are there beside ``at_hand``."""
+    found: set[int] = set()
+    stack = [b for b in blocks if b not in at_hand]
+    while stack:
+        u = core.maker[stack.pop()]
+        if u not in found:
+            found.add(u)
+            stack.extend(b for b in core.units[u].reads if b not in at_hand)
+    return sorted(found)
+
+
+def _is(x: int | None, values: Sequence[float]) -> bool:
+    return x is not None and values[x] > 0.5

@@ -1,0 +1,129 @@
+"""Memory rows of single runs, added where a solution breaks the budget: in forward, and in recomputation.
+
+`add_burst` tells what is alive while a unit runs again in a span of one stage. Units that run there again
+do so in forward's order, if ``ordered``: the row then fits the plan exactly, but says nothing of plans with
+another order. Not ``ordered``, it counts what must be there in any order, and the optimum stays a bound
+for every plan.
+"""
+
+from __future__ import annotations
+
+from rematc.solve.formulate import Formulation, Sized
+from rematc.solve.merge import Merged
+
+
+def add_burst(f: Formulation, merged: Merged, u: int, t: int, *, ordered: bool) -> None:
+    """The memory rows of unit u running again in stage t, which is a span of its own.
+
+    before_bytes[t] + sum of size[b] * L[b] + (its own bytes) * R[u, t] <= budget, L[b] from `_in_order`,
+    a row for each of the parts that u is merged of, or from `_in_any_order`.
+    """
+    k = f.spans.of(t)
+    assert f.spans.is_single(k)
+    if (u, k) not in f.again:
+        return
+    unit, before = f.core.units[u], f.core.stages[t].before_bytes
+    if ordered:
+        for inputs, own_bytes in parts_of(merged, u):
+            fixed, terms = _in_order(f, u, t, inputs)
+            f.memory_row(before + fixed, [*terms, (f.again[u, k], own_bytes)])
+    else:  # a merged unit's parts could run apart: of all that it needs only the result is sure
+        made = sum(f.core.block_bytes[b] for b in unit.makes)
+        alone = len(merged.parts[u]) == 1
+        fixed, terms = _in_any_order(f, u, t, unit.reads if alone else ())
+        own_bytes = made + unit.workspace_bytes * alone
+        f.memory_row(before + fixed, [*terms, (f.again[u, k], own_bytes)])
+
+
+def parts_of(merged: Merged, u: int) -> list[tuple[frozenset[int], int]]:
+    """For each part of unit u, in order: the core's blocks that it or a later one reads, its bytes.
+
+    Those are its workspace, its results, and what parts before it made and it or a later one reads.
+    """
+    full = merged.full
+    number = {b: n for n, b in enumerate(merged.full_block)}
+    units = [full.units[p] for p in merged.parts[u]]
+    found = []
+    for i, part in enumerate(units):
+        later = {b for p in units[i:] for b in p.reads}
+        alive = set(part.makes) | {b for p in units[:i] for b in p.makes if b in later}
+        own_bytes = part.workspace_bytes + sum(full.block_bytes[b] for b in alive)
+        found.append((frozenset(number[b] for b in later if b in number and number[b] not in merged.core.held), own_bytes))
+    return found
+
+
+def _in_order(f: Formulation, u: int, t: int, inputs: frozenset[int]) -> tuple[int, list[Sized]]:
+    """For b made before u: L[b] = 1 if op t reads b, else L[b] >= S[b, k+1], R[w, k] for each reader w after
+    u, and R[u, k] if b is among ``inputs``; for b made by u or after it: L[b] = S[b, k].
+    """
+    core, size, k = f.core, f.core.block_bytes, f.spans.of(t)
+    fixed, terms = 0, list[Sized]()
+    for b in range(len(size)):
+        if b in core.held or core.born[core.maker[b]] >= t:
+            continue
+        if core.maker[b] >= u:
+            terms += f.at_least(size[b], [f.kept.get((b, k))])
+        elif b in core.stages[t].reads:
+            fixed += size[b]
+        else:
+            later = [f.again.get((w, k)) for w in core.readers[b] if w > u or (w == u and b in inputs)]
+            terms += f.at_least(size[b], [f.kept.get((b, k + 1)), *later])
+    return fixed, terms
+
+
+def _in_any_order(
+    f: Formulation, u: int, t: int, inputs: tuple[int, ...]
+) -> tuple[int, list[Sized]]:
+    """L[b] >= R[u, k] if b is among the inputs of u; and b is there from the stage's beginning to its op unless its unit runs
+    again too: L[b] >= S[b, k+1] - R[maker(b), k], and >= 1 - R[maker(b), k] if op t reads b.
+    """
+    core, size, k = f.core, f.core.block_bytes, f.spans.of(t)
+    fixed, terms = 0, []
+    for b in range(len(size)):
+        m = core.maker[b]
+        if b in core.held or m == u or core.born[m] >= t:
+            continue
+        run, kept, is_read = f.again.get((m, k)), f.kept.get((b, k + 1)), b in core.stages[t].reads
+        reader = f.again[u, k] if b in inputs else None
+        if is_read and run is None:
+            fixed += size[b]
+        elif run is None:
+            terms += f.at_least(size[b], [kept, reader])
+        elif is_read or kept is not None:
+            alive = f.model.variable(integer=False)
+            f.model.row([*([] if is_read else [(kept or 0, 1.0)]), (run, -1.0), (alive, -1.0)], -1.0 if is_read else 0.0)
+            if reader is not None:
+                f.model.row([(reader, 1.0), (alive, -1.0)], 0.0)
+            terms.append((alive, size[b]))
+        elif reader is not None:
+            terms.append((reader, size[b]))
+    return fixed, terms
+
+
+def add_forward(f: Formulation, merged: Merged, u: int) -> None:
+    """The memory row of unit u of the full core running in forward.
+
+    resident + what later units that run read + what is saved + its own <= budget.
+    """
+    full = merged.full
+    saved = {name: f.kept.get((b, 0)) for b, name in enumerate(merged.full_block)}
+    runs = {part: f.early.get(w) for w, parts in enumerate(merged.parts) for part in parts}
+    fixed, terms = full.resident_bytes, list[Sized]()
+    for b, size in enumerate(full.block_bytes):
+        m = full.maker[b]
+        readers = [w for w in full.readers[b] if w >= u]
+        if m > u:
+            continue
+        always = m == u or b in full.held or any(full.units[w].required for w in readers)
+        if full.units[m].required and always:
+            fixed += size
+        else:
+            own = [runs[u]] if m == u else []
+            terms += f.at_least(size, [saved.get(b), *own, *(runs[w] for w in readers)])
+    workspace = full.units[u].workspace_bytes
+    own_run = runs[u]
+    if own_run is None:
+        fixed += workspace
+    else:
+        terms.append((own_run, workspace))
+    f.memory_row(fixed, terms)

@@ -1,0 +1,133 @@
+"""Solve the relaxation, write the plan it says, look where that breaks the budget, refine there, again.
+
+A stage that turns out too large gets a span of its own; a unit that turns out too large while it runs again
+gets its memory row, first one that holds in any order, and if that is not enough one for the order in
+which the plan is written. Rows of the first kind, and spans, leave every plan in: the bound is for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.simulate import simulate
+from rematc.solve.closure import add_closures
+from rematc.solve.decode import decode
+from rematc.solve.expand import Written, expand
+from rematc.solve.formulate import Formulation, formulate
+from rematc.solve.merge import Merged
+from rematc.solve.rows import add_burst, add_forward
+from rematc.solve.spans import Spans
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 30
+FIRST_GAP = 0.05
+NODES = 400
+
+
+@dataclass
+class Refined:
+    """What is told apart by now: spans, and the memory rows of units in (unit, stage)."""
+
+    spans: Spans
+    any_order: set[tuple[int, int]] = field(default_factory=set)
+    in_order: set[tuple[int, int]] = field(default_factory=set)
+    forward: set[int] = field(default_factory=set)
+
+    def size(self) -> int:
+        return len(self.spans) + len(self.any_order) + len(self.in_order) + len(self.forward)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The cheapest plan found within the budget, if any, and a lower bound on every plan's cost.
+
+    ``finished``: no limit cut the search short; without a plan there is then none in the given order.
+    """
+
+    plan: Plan | None
+    bound_ns: int
+    finished: bool
+
+
+def search(
+    problem: Problem, merged: Merged, spans: Spans, gap: float, deadline: float, *, closures: bool = True
+) -> Found:
+    """The cheapest plan for ``merged`` within ``gap``, starting from ``spans``, until ``deadline``."""
+    assert problem.budget_bytes is not None
+    refined = Refined(spans)
+    bound, asked = 0, max(gap, FIRST_GAP)
+    for _ in range(ROUNDS):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        f = build(problem, merged, refined, closures=closures)
+        started = time.monotonic()
+        result = f.model.solve(gap=asked, time_limit_s=left, node_limit=NODES)
+        if not refined.in_order:
+            bound = max(bound, f.floor_ns(result.bound))
+        if result.values is None:
+            return Found(None, bound, result.finished)
+        written = expand(problem, merged, decode(f, result.values))
+        log.debug(
+            "%d spans, %d rows: bound %.3f ms, plan %.3f ms, %.1f s", len(refined.spans), refined.size(),
+            f.floor_ns(result.bound) / 1e6, written.plan.cost_ns / 1e6, time.monotonic() - started,
+        )
+        if written.plan.peak_bytes <= problem.budget_bytes:
+            if asked <= gap:
+                return Found(written.plan, min(bound, written.plan.cost_ns), result.finished)
+            asked = gap
+        else:
+            before = refined.size()
+            refine(problem, merged, refined, written)
+            if refined.size() == before:
+                break
+    return Found(None, bound, False)
+
+
+def build(problem: Problem, merged: Merged, refined: Refined, *, closures: bool = True) -> Formulation:
+    """The formulation with all that was refined."""
+    assert problem.budget_bytes is not None
+    f = formulate(merged.core, problem.budget_bytes, refined.spans)
+    if closures:
+        add_closures(f)
+    for u, t in sorted(refined.any_order - refined.in_order):
+        add_burst(f, merged, u, t, ordered=False)
+    for u, t in sorted(refined.in_order):
+        add_burst(f, merged, u, t, ordered=True)
+    for u in sorted(refined.forward):
+        add_forward(f, merged, u)
+    return f
+
+
+def refine(problem: Problem, merged: Merged, refined: Refined, written: Written) -> None:
+    """Tell apart what makes ``written`` break the budget."""
+    full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
+    unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
+    known = set(refined.any_order)
+    for op, t in _over(problem, written):
+        if t is None:
+            if op in full_unit:
+                refined.forward.add(full_unit[op])
+            continue
+        refined.spans = refined.spans.alone([t])
+        if op in unit and merged.core.stages[t].unit != unit[op]:
+            pair = (unit[op], t)
+            (refined.in_order if pair in known else refined.any_order).add(pair)
+
+
+def _over(problem: Problem, written: Written) -> Iterator[tuple[int, int | None]]:
+    """The op and the stage (None: forward) of each step that breaks the budget."""
+    profile = simulate(problem, written.plan)
+    n_forward = len(profile.steps) - len(written.stages)
+    stages = [*(None for _ in range(n_forward)), *written.stages]
+    budget = math.inf if problem.budget_bytes is None else problem.budget_bytes
+    for step, t, live in zip(profile.steps, stages, profile.live_bytes, strict=True):
+        if live > budget:
+            yield step.op, t
