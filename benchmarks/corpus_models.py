@@ -17,7 +17,7 @@ from rematc import compat
 from rematc.problem import Problem
 
 CLASSES: Any = {i: str(i) for i in range(1000)}
-KIND = "single_label_classification"  # left to find out, it would be read off the labels
+KIND: Any = "single_label_classification"  # left to find out, it would be read off the labels
 
 
 def _own_loss(output: Any) -> Tensor:
@@ -103,9 +103,8 @@ def convnext() -> Case:
 
 def t5() -> Case:
     """T5-base, 8 x 512 tokens to 8 x 512: encoder, decoder, cross-attention, position biases; dropout 0.1."""
-    config = hf.T5Config(
-        d_model=768, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0, use_cache=False
-    )
+    config = hf.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12, use_cache=False)
+    config.decoder_start_token_id = 0
     return _text(hf.T5ForConditionalGeneration(config), 8, 512)
 
 

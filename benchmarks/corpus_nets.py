@@ -94,7 +94,7 @@ class DenseNet(nn.Module):
         x = self.stem(x)
         for block, between in zip(self.blocks, self.between, strict=True):
             features = [x]
-            for layer in block:
+            for layer in block.children():
                 features.append(layer(features))
             x = between(torch.cat(features, 1))
         logits: Tensor = self.head(x.mean((2, 3)))

@@ -16,8 +16,8 @@ from rematc.problem import OpCost, Problem
 # Width of a layer over the number of layers, by the number of nodes: Moccasin's four graphs.
 ASPECTS = {100: 0.27, 250: 0.43, 500: 0.36, 1000: 0.31}
 SPREAD = 0.75  # a layer is as wide as the average, give or take this share of it
-# A node feeds one of the next layer and this share of it besides. Theirs is 0.2, counted in another way: at this
-# one there are as many edges.
+# A node feeds one of the next layer and this share of it besides. Theirs is 0.2, counted in another way: this
+# makes as many edges.
 DENSITY = 0.24
 SKIPS = 0.14  # edges that pass over a layer, as a share of those that do not
 # Sizes are drawn from a mixture of normal distributions: (weight, mean, deviation), in units of 1000 bytes.

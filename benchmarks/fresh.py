@@ -70,7 +70,8 @@ def numbers(problem: Problem, plan: Plan, name: str) -> dict[str, Any]:
 
 def solved(problem: Problem, asked: Asked) -> dict[str, Any]:
     """One budget: the median time of several runs if they are short; memory is that of them all."""
-    options, seconds = SolveOptions(asked.seconds, asked.gap), []
+    options = SolveOptions(asked.seconds, asked.gap)
+    seconds: list[float] = []
     while not seconds or (max(seconds) < SHORT_S and len(seconds) < asked.runs):
         gc.collect()
         started = time.perf_counter()

@@ -45,7 +45,9 @@ def claims(rows: Sequence[Row], facts: Sequence[Facts]) -> list[Claim]:
             f"slowest random graph of {ops} ops, seconds", goal, random, "solve_s", _has("ops", ops)
         )
     found += _beside_moccasin(rows)
-    found += _worst("most memory of a solve, GiB", 4.0, ours, "memory_gib", lambda r: True)
+    if ours:  # a process that was ended can't say how much it had
+        most = max(r.get("memory_bytes", math.inf) for r in ours)
+        found.append(_claim("most memory of a solve, GiB", most / GIB, 4.0))
     floors = [f.accepted_bytes / f.least_bytes for f in facts if f.accepted_bytes and f.least_bytes]
     if floors:
         found.append(_claim("smallest budget to a lower bound on it", max(floors), 1.05))
@@ -68,12 +70,8 @@ def _worst(
     words: str, goal: float, rows: Iterable[Row], key: str, counts: Callable[[Row], bool]
 ) -> list[Claim]:
     """The largest of ``key`` over the rows that count; infinite where one of them has an error."""
-    measured = [math.inf if "error" in r else _value(r, key) for r in rows if counts(r)]
+    measured = [math.inf if "error" in r else float(r[key]) for r in rows if counts(r)]
     return [_claim(words, max(measured), goal)] if measured else []
-
-
-def _value(row: Row, key: str) -> float:
-    return float(row["memory_bytes"] / GIB if key == "memory_gib" else row[key])
 
 
 def _growth(models: Sequence[Row]) -> list[Claim]:

@@ -170,10 +170,9 @@ class _Folded:
         for i in g.backward_steps:
             t = stage_of[self.unit_of[i]]
             for v in g.ops[i].outputs:
-                b = self.block[v]
-                if b in self.forward_blocks and last.get(v, t) > t:
-                    assert b is not None
-                    yield Span(b, t + 1, last[v])
+                on = self.forward_blocks.intersection(self.blocks([v]))
+                if last.get(v, t) > t:
+                    yield from (Span(b, t + 1, last[v]) for b in on)  # one at most
 
 
 def _trimmed(stages: tuple[Stage, ...], units: list[Unit], spans: Iterable[Span]) -> Iterator[Stage]:
