@@ -12,22 +12,26 @@ from rematc.solve.reduce import Core
 def decode(f: Formulation, values: Sequence[float]) -> Draft:
     """The draft that ``values`` say. What a span makes for later ones alone runs before its last op."""
     core = f.core
-    saved = frozenset(b for (b, k), x in f.kept.items() if k == 0 and values[x] > 0.5)
+
+    def kept(b: int, k: int) -> bool:
+        return (b, k) in f.kept and values[f.kept[b, k]] > 0.5
+
+    blocks = range(len(core.block_bytes))
     runs: list[tuple[int, ...]] = []
     for k in range(len(f.spans)):
-        at_hand = set(core.held) | {b for b in range(len(core.block_bytes)) if _is(f.kept.get((b, k)), values)}
-        left = {u for u in range(len(core.units)) if _is(f.again.get((u, k)), values)}
+        at_hand = set(core.held) | {b for b in blocks if kept(b, k)}
+        left = {u for (u, j), x in f.again.items() if j == k and values[x] > 0.5}
         for t in f.spans[k]:
             wanted = set(core.stages[t].reads)
             if t == f.spans[k][-1]:
-                wanted |= {b for u in left for b in core.units[u].makes if _is(f.kept.get((b, k + 1)), values)}
+                wanted |= {b for u in left for b in core.units[u].makes if kept(b, k + 1)}
             units = missing(core, wanted, at_hand)
             left.difference_update(units)
             at_hand.update(b for u in units for b in core.units[u].makes)
             if (first := core.stages[t].unit) is not None:
                 at_hand.update(core.units[first].makes)
             runs.append(tuple(units))
-    return Draft(saved, tuple(runs))
+    return Draft(frozenset(b for b in blocks if kept(b, 0)), tuple(runs))
 
 
 def missing(core: Core, blocks: Iterable[int], at_hand: set[int] | frozenset[int]) -> list[int]:
@@ -40,7 +44,3 @@ def missing(core: Core, blocks: Iterable[int], at_hand: set[int] | frozenset[int
             found.add(u)
             stack.extend(b for b in core.units[u].reads if b not in at_hand)
     return sorted(found)
-
-
-def _is(x: int | None, values: Sequence[float]) -> bool:
-    return x is not None and values[x] > 0.5

@@ -26,11 +26,15 @@ Sized = tuple[int, int]  # a variable, and the bytes that it stands for
 
 @dataclass
 class Formulation:
-    """The model and its variables; one that could only be 0 is not there."""
+    """The model and its variables; one that could only be 0 is not there.
+
+    ``least_peak``: minimise the peak instead of the time; ``budget_bytes`` is then one that can be met.
+    """
 
     core: Core
     budget_bytes: int
     spans: Spans
+    least_peak: bool = False
     model: Model = field(default_factory=Model)
     kept: dict[tuple[int, int], int] = field(default_factory=dict)
     again: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -40,7 +44,10 @@ class Formulation:
     def __post_init__(self) -> None:
         self.byte_unit = float(max((1, *self.core.block_bytes)))  # solvers want numbers near one
         self.time_unit = float(max((1, *(u.cost_ns for u in self.core.units))))
-        self.free_ns = sum(self.core.units[u].cost_ns for u in self.core.extra)
+        if self.least_peak:
+            self.peak = self.model.variable(cost=1.0, integer=False)  # of the budget
+        else:  # the first run of a unit that forward does not need is free, wherever it is
+            self.model.offset = -sum(self.core.units[u].cost_ns for u in self.core.extra) / self.time_unit
 
     def reads(self, k: int) -> list[int]:
         """Blocks that the ops of span k read."""
@@ -73,9 +80,12 @@ class Formulation:
 
     def memory_row(self, fixed_bytes: int, terms: Sequence[Sized]) -> None:
         """fixed + terms <= budget, where all terms together could break it."""
-        if fixed_bytes + sum(size for _, size in terms) > self.budget_bytes:
-            upper = (self.budget_bytes - fixed_bytes) / self.byte_unit
-            self.model.row([(x, size / self.byte_unit) for x, size in terms], upper)
+        scaled = [(x, size / self.byte_unit) for x, size in terms]
+        if self.least_peak:
+            scaled.append((self.peak, -self.budget_bytes / self.byte_unit))
+            self.model.row(scaled, -fixed_bytes / self.byte_unit)
+        elif fixed_bytes + sum(size for _, size in terms) > self.budget_bytes:
+            self.model.row(scaled, (self.budget_bytes - fixed_bytes) / self.byte_unit)
 
     def at_least(self, size: int, candidates: Iterable[int | None]) -> list[Sized]:
         """A variable for ``size`` bytes that is no less than any candidate; one alone stands for itself."""
@@ -95,12 +105,16 @@ class Formulation:
         if not math.isfinite(bound):
             return 0
         ns = bound * self.time_unit
-        return max(0, math.ceil(ns - 1e-6 * max(1.0, ns)) - self.free_ns)
+        return max(0, math.ceil(ns - 1e-6 * max(1.0, ns)))
+
+    def floor_bytes(self, bound: float) -> int:
+        """The same for the peak."""
+        return math.ceil(bound * self.budget_bytes * (1 - 1e-6)) if math.isfinite(bound) else 0
 
 
-def formulate(core: Core, budget_bytes: int, spans: Spans) -> Formulation:
+def formulate(core: Core, budget_bytes: int, spans: Spans, *, least_peak: bool = False) -> Formulation:
     """The relaxation: no order inside a span, recomputation itself needs no memory."""
-    f = Formulation(core, budget_bytes, spans)
+    f = Formulation(core, budget_bytes, spans, least_peak)
     _variables(f)
     _kept_rows(f)
     _input_rows(f)
@@ -116,11 +130,11 @@ def _variables(f: Formulation) -> None:
         for u in sorted(useful):
             unit, born = core.units[u], core.born[u]
             if not (unit.pinned and unit.required) and born < f.spans[k][-1]:
-                f.again[u, k] = model.variable(unit.cost_ns / f.time_unit)
+                f.again[u, k] = model.variable(0.0 if f.least_peak else unit.cost_ns / f.time_unit)
             if born < f.spans[k][0]:
                 f.kept.update(((b, k), model.variable()) for b in unit.makes if b not in core.held)
     for u in core.extra:
-        f.early[u] = model.variable(core.units[u].cost_ns / f.time_unit)
+        f.early[u] = model.variable(0.0 if f.least_peak else core.units[u].cost_ns / f.time_unit)
 
 
 def _kept_rows(f: Formulation) -> None:

@@ -28,7 +28,7 @@ class Result:
 
 @dataclass
 class Model:
-    """Minimise the cost of the variables under rows: sum of coefficient * variable <= upper.
+    """Minimise ``offset`` and the cost of the variables under rows: sum of coefficient * variable <= upper.
 
     >>> m = Model()
     >>> x, y = m.variable(cost=2.0), m.variable(cost=1.0)
@@ -37,6 +37,7 @@ class Model:
     Result(values=[0.0, 1.0], bound=1.0, finished=True)
     """
 
+    offset: float = 0.0
     cost: list[float] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
@@ -97,7 +98,7 @@ class Model:
                     upper_bounds=[fixed.get(x, 1.0) for x in n],
                     integers=self.integer,
                 ),
-                objective=_objective(priced, [self.cost[x] for x in priced]),
+                objective=_objective(self.offset, priced, [self.cost[x] for x in priced]),
                 linear_constraints=model_pb2.LinearConstraintsProto(
                     ids=rows, lower_bounds=[-math.inf for _ in rows], upper_bounds=self.upper
                 ),
@@ -106,8 +107,8 @@ class Model:
         )
 
 
-def _objective(ids: Sequence[int], values: Sequence[float]) -> model_pb2.ObjectiveProto:
-    objective = model_pb2.ObjectiveProto()
+def _objective(offset: float, ids: Sequence[int], values: Sequence[float]) -> model_pb2.ObjectiveProto:
+    objective = model_pb2.ObjectiveProto(offset=offset)
     objective.linear_coefficients.ids.extend(ids)
     objective.linear_coefficients.values.extend(values)
     return objective

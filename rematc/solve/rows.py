@@ -48,7 +48,12 @@ def parts_of(merged: Merged, u: int) -> list[tuple[frozenset[int], int]]:
         later = {b for p in units[i:] for b in p.reads}
         alive = set(part.makes) | {b for p in units[:i] for b in p.makes if b in later}
         own_bytes = part.workspace_bytes + sum(full.block_bytes[b] for b in alive)
-        found.append((frozenset(number[b] for b in later if b in number and number[b] not in merged.core.held), own_bytes))
+        found.append(
+            (
+                frozenset(number[b] for b in later if b in number and number[b] not in merged.core.held),
+                own_bytes,
+            )
+        )
     return found
 
 
@@ -71,11 +76,9 @@ def _in_order(f: Formulation, u: int, t: int, inputs: frozenset[int]) -> tuple[i
     return fixed, terms
 
 
-def _in_any_order(
-    f: Formulation, u: int, t: int, inputs: tuple[int, ...]
-) -> tuple[int, list[Sized]]:
-    """L[b] >= R[u, k] if b is among the inputs of u; and b is there from the stage's beginning to its op unless its unit runs
-    again too: L[b] >= S[b, k+1] - R[maker(b), k], and >= 1 - R[maker(b), k] if op t reads b.
+def _in_any_order(f: Formulation, u: int, t: int, inputs: tuple[int, ...]) -> tuple[int, list[Sized]]:
+    """L[b] >= R[u, k] if b is among the inputs of u; and b is there from the stage's beginning to its op
+    unless its unit runs again too: L[b] >= S[b, k+1] - R[maker(b), k], or 1 - R[maker(b), k] if op t reads b.
     """
     core, size, k = f.core, f.core.block_bytes, f.spans.of(t)
     fixed, terms = 0, []
@@ -91,7 +94,10 @@ def _in_any_order(
             terms += f.at_least(size[b], [kept, reader])
         elif is_read or kept is not None:
             alive = f.model.variable(integer=False)
-            f.model.row([*([] if is_read else [(kept or 0, 1.0)]), (run, -1.0), (alive, -1.0)], -1.0 if is_read else 0.0)
+            f.model.row(
+                [*([] if is_read else [(kept or 0, 1.0)]), (run, -1.0), (alive, -1.0)],
+                -1.0 if is_read else 0.0,
+            )
             if reader is not None:
                 f.model.row([(reader, 1.0), (alive, -1.0)], 0.0)
             terms.append((alive, size[b]))

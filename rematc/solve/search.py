@@ -21,8 +21,9 @@ from rematc.solve.decode import decode
 from rematc.solve.expand import Written, expand
 from rematc.solve.formulate import Formulation, formulate
 from rematc.solve.merge import Merged
+from rematc.solve.reduce import Core
 from rematc.solve.rows import add_burst, add_forward
-from rematc.solve.spans import Spans
+from rematc.solve.spans import Spans, every_stage
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +34,32 @@ NODES = 400
 
 @dataclass
 class Refined:
-    """What is told apart by now: spans, and the memory rows of units in (unit, stage)."""
+    """What is told apart by now: spans, and the runs with memory rows, as (unit, stage).
+
+    ``is_complete``: all rows of the given order are there, and no other order is asked about.
+    """
 
     spans: Spans
     any_order: set[tuple[int, int]] = field(default_factory=set)
     in_order: set[tuple[int, int]] = field(default_factory=set)
     forward: set[int] = field(default_factory=set)
+    is_complete: bool = False
 
+    @property
+    def bounds_all(self) -> bool:
+        """Is the optimum a lower bound on every plan?"""
+        return self.is_complete or not self.in_order
+
+    @property
     def size(self) -> int:
+        """Grows with every refinement."""
         return len(self.spans) + len(self.any_order) + len(self.in_order) + len(self.forward)
+
+
+def complete(core: Core) -> Refined:
+    """Everything told apart at once. For small graphs."""
+    pairs = {(u, t) for t in range(len(core.stages)) for u in range(len(core.units)) if core.born[u] < t}
+    return Refined(every_stage(core), set(), pairs, set(range(len(core.units))), is_complete=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +74,44 @@ class Found:
     finished: bool
 
 
-def search(
-    problem: Problem, merged: Merged, spans: Spans, gap: float, deadline: float, *, closures: bool = True
-) -> Found:
-    """The cheapest plan for ``merged`` within ``gap``, starting from ``spans``, until ``deadline``."""
+def search(problem: Problem, merged: Merged, refined: Refined, gap: float, deadline: float) -> Found:
+    """The cheapest plan for ``merged`` within ``gap``, from what is ``refined`` on, until ``deadline``."""
     assert problem.budget_bytes is not None
-    refined = Refined(spans)
-    bound, asked = 0, max(gap, FIRST_GAP)
+    best: Plan | None = None
+    bound, asked = 0, gap if refined.is_complete else max(gap, FIRST_GAP)
     for _ in range(ROUNDS):
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        f = build(problem, merged, refined, closures=closures)
-        started = time.monotonic()
+        f = build(problem, merged, refined)
         result = f.model.solve(gap=asked, time_limit_s=left, node_limit=NODES)
-        if not refined.in_order:
+        if refined.bounds_all:
             bound = max(bound, f.floor_ns(result.bound))
         if result.values is None:
-            return Found(None, bound, result.finished)
+            return Found(best, bound, result.finished)
         written = expand(problem, merged, decode(f, result.values))
+        plan = written.plan
         log.debug(
-            "%d spans, %d rows: bound %.3f ms, plan %.3f ms, %.1f s", len(refined.spans), refined.size(),
-            f.floor_ns(result.bound) / 1e6, written.plan.cost_ns / 1e6, time.monotonic() - started,
+            "%d spans: bound %d, plan %d ns", len(refined.spans), f.floor_ns(result.bound), plan.cost_ns
         )
-        if written.plan.peak_bytes <= problem.budget_bytes:
-            if asked <= gap:
-                return Found(written.plan, min(bound, written.plan.cost_ns), result.finished)
-            asked = gap
-        else:
-            before = refined.size()
+        if plan.peak_bytes > problem.budget_bytes:
+            before = refined.size
             refine(problem, merged, refined, written)
-            if refined.size() == before:
+            if refined.size == before:
                 break
-    return Found(None, bound, False)
+            continue
+        best = plan if best is None or plan.cost_ns < best.cost_ns else best
+        if asked <= gap / 2 or best.cost_ns <= (1 + gap) * max(bound, 0):
+            return Found(best, min(bound, best.cost_ns), result.finished)
+        asked = gap / 2
+    return Found(best, bound, False)
 
 
-def build(problem: Problem, merged: Merged, refined: Refined, *, closures: bool = True) -> Formulation:
+def build(problem: Problem, merged: Merged, refined: Refined, *, least_peak: bool = False) -> Formulation:
     """The formulation with all that was refined."""
     assert problem.budget_bytes is not None
-    f = formulate(merged.core, problem.budget_bytes, refined.spans)
-    if closures:
-        add_closures(f)
+    f = formulate(merged.core, problem.budget_bytes, refined.spans, least_peak=least_peak)
+    add_closures(f)
     for u, t in sorted(refined.any_order - refined.in_order):
         add_burst(f, merged, u, t, ordered=False)
     for u, t in sorted(refined.in_order):
@@ -111,23 +126,32 @@ def refine(problem: Problem, merged: Merged, refined: Refined, written: Written)
     full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
     unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
     known = set(refined.any_order)
-    for op, t in _over(problem, written):
+    over: dict[int, float] = {}
+    for op, t, excess in _over(problem, written):
         if t is None:
             if op in full_unit:
                 refined.forward.add(full_unit[op])
             continue
-        refined.spans = refined.spans.alone([t])
-        if op in unit and merged.core.stages[t].unit != unit[op]:
+        over[t] = max(excess, over.get(t, 0))
+        if (
+            op in unit
+            and merged.core.stages[t].unit != unit[op]
+            and refined.spans.is_single(refined.spans.of(t))
+        ):
             pair = (unit[op], t)
             (refined.in_order if pair in known else refined.any_order).add(pair)
+    # Of neighbouring stages the worst alone: the others may then be fine.
+    refined.spans = refined.spans.alone(
+        t for t, excess in over.items() if excess >= max(over.get(t - 1, 0), over.get(t + 1, 0))
+    )
 
 
-def _over(problem: Problem, written: Written) -> Iterator[tuple[int, int | None]]:
-    """The op and the stage (None: forward) of each step that breaks the budget."""
+def _over(problem: Problem, written: Written) -> Iterator[tuple[int, int | None, float]]:
+    """The op and the stage (None: forward) of each step that breaks the budget, and by how many bytes."""
     profile = simulate(problem, written.plan)
     n_forward = len(profile.steps) - len(written.stages)
     stages = [*(None for _ in range(n_forward)), *written.stages]
     budget = math.inf if problem.budget_bytes is None else problem.budget_bytes
     for step, t, live in zip(profile.steps, stages, profile.live_bytes, strict=True):
         if live > budget:
-            yield step.op, t
+            yield step.op, t, live - budget

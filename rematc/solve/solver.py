@@ -1,18 +1,9 @@
-"""`solve()`: the whole search. A greedy plan first, then the MILP, and a lower bound for both.
-
-How much is asked of the MILP depends on the size of the problem:
-
-* *exact* (some ten ops): every backward op is a stage, with a pause before it; all memory rows.
-* *whole*: stages are the backward ops that read forward memory; recomputation anywhere.
-* *windowed*: the smallest blocks are kept for good, and a unit runs again only within a window of
-  stages before it is first read. The bound then comes from an LP of a relaxation, for the whole problem.
-"""
+"""`solve()`: keep everything if it fits, else a plan by dropping, and then the search that proves it good."""
 
 from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from rematc.errors import BudgetError
@@ -20,62 +11,62 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import Profile, simulate, validate
-from rematc.solve.bound import lower_bound
-from rematc.solve.expand import expand
-from rematc.solve.formulate import Pairs, add_burst, add_forward, all_pairs, formulate, near
-from rematc.solve.greedy import Draft, Tail, greedy, lowest
-from rematc.solve.improve import Start, improve, values_of
+from rematc.solve.drop import drop
+from rematc.solve.expand import Draft, expand
+from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
-from rematc.solve.milp import Found, solve_milp
-from rematc.solve.reduce import Core, reduce
+from rematc.solve.reduce import reduce
+from rematc.solve.search import Found, Refined, complete, search
+from rematc.solve.spans import tightest
 
 log = logging.getLogger(__name__)
 
 EXACT_OPS = 10
-WHOLE_PAIRS = 3000
-WINDOW_PAIRS = 8000
-SMALL = 4e-3  # of what the budget leaves for the graphs
 DEFAULT = SolveOptions()
 
 
-def solve(problem: Problem, options: SolveOptions = DEFAULT) -> Plan:
+def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: int | None = None) -> Plan:
     """The cheapest plan for ``problem`` that could be found within ``options.time_limit_s``.
 
-    Its ``bound_ns`` is a lower bound on the cost of every plan that recomputes, right before a
-    backward op that reads forward memory, each op at most once and in forward's order. ``status`` is
-    "optimal" (proven within ``options.gap``), "feasible", or "greedy" if the MILP found nothing better.
-    Raises `BudgetError` if nothing fits; its ``minimum_bytes`` does fit.
+    ``budget_bytes``, resident included, stands in for the problem's own. The plan's ``bound_ns`` is a lower
+    bound on the cost of every plan that recomputes right before a backward op that reads forward memory.
+    ``status`` is "optimal" (proven within ``options.gap``), "feasible", or "greedy" if the search found
+    nothing better than the plan it began with. Raises `BudgetError` if nothing fits; its ``minimum_bytes``
+    does fit.
 
     >>> from rematc.graph import Graph, Op, Value
     >>> from rematc.problem import OpCost
     >>> g = Graph((0, 8, 8, 4, 8), tuple(Value(n, s) for s, n in enumerate("x a b dy dx".split())),
     ...           (Op("f", "sin", (0,), (1,)), Op("g", "exp", (1,), (2,)),
     ...            Op("h", "mul", (1, 3), (4,), phase="backward")), (0,), (3,), (2,), (4,))
-    >>> plan = solve(Problem(g, (OpCost(5), OpCost(5), OpCost(5)), budget_bytes=28))
+    >>> plan = solve(Problem(g, (OpCost(5), OpCost(5), OpCost(5))), budget_bytes=28)
     >>> plan.saved, plan.cost_ns, plan.status
     ((1,), 0, 'optimal')
     """
     started = time.monotonic()
-    core = reduce(problem)
-    if problem.budget_bytes is None or not core.stages:
-        plan = _cheapest(problem, core)
-    elif _is_small(problem):
-        plan = _solve_exactly(problem, options)
-    else:
-        plan = _solve_large(problem, core, options, started)
+    if budget_bytes is not None:
+        problem = problem.with_budget(budget_bytes)
+    plan = _solve(problem, options, started)
     plan = replace(plan, strategy="rematc", solve_s=round(time.monotonic() - started, 3))
     validate(problem, plan)
     return plan
 
 
-def _is_small(problem: Problem) -> bool:
-    return len(problem.graph.ops) <= EXACT_OPS
+def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
+    whole = unmerged(reduce(problem))
+    free = _cheapest(problem, whole)
+    if problem.budget_bytes is None or free.peak_bytes <= problem.budget_bytes:
+        return free
+    if len(problem.graph.ops) <= EXACT_OPS:
+        return _solve_exactly(problem, options)
+    return _solve_large(problem, whole, options, started + options.time_limit_s)
 
 
-def _cheapest(problem: Problem, core: Core) -> Plan:
-    """No limit: everything that backward reads is saved, and nothing is recomputed."""
-    saved = {b for stage in core.stages for b in stage.reads}
-    plan = expand(problem, core, core.stages, saved, [() for _ in core.stages])
+def _cheapest(problem: Problem, whole: Merged) -> Plan:
+    """Everything that is read later is kept, and nothing is recomputed."""
+    core = whole.core
+    saved = frozenset(b for stage in core.stages for b in stage.reads if core.born[core.maker[b]] < 0)
+    plan = expand(problem, whole, Draft(saved, tuple(() for _ in core.stages))).plan
     return replace(plan, status="optimal")
 
 
@@ -88,19 +79,14 @@ def _solve_exactly(problem: Problem, options: SolveOptions) -> Plan:
 
 def _exact(problem: Problem, options: SolveOptions) -> Found:
     merged = unmerged(reduce(problem, every_op=True, pauses=1))
-    f = formulate(merged.core, problem.budget_bytes)
-    for u, t in list(f.again):
-        add_burst(f, u, t)
-    for u in range(len(merged.full.units)):
-        add_forward(f, merged, u)
-    return solve_milp(problem, merged, f, options.time_limit_s, 0.0)
+    deadline = time.monotonic() + options.time_limit_s
+    return search(problem, merged, complete(merged.core), 0.0, deadline)
 
 
 def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
     """The plan with the lowest peak, by bisection: a budget below it has no plan."""
     low = problem.budget_bytes or 0
-    best = _exact(problem.with_budget(_cheapest(problem, reduce(problem)).peak_bytes), options).plan
-    assert best is not None, "saving everything fits into its own peak"
+    best = _cheapest(problem, unmerged(reduce(problem)))
     while low + 1 < best.peak_bytes:
         middle = (low + best.peak_bytes) // 2
         found = _exact(problem.with_budget(middle), options).plan
@@ -111,67 +97,31 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
     return best
 
 
-def _solve_large(problem: Problem, core: Core, options: SolveOptions, started: float) -> Plan:
-    budget = problem.budget_bytes
-    assert budget is not None
-    free = _cheapest(problem, core)
-    if free.peak_bytes <= budget:
-        return free
-    deadline = started + options.time_limit_s
-    quarter = options.time_limit_s / 4
-    for chains in (True, False):  # near the floor a chain's parts have to run apart
-        merged, pairs = _shape(problem, core, chains)
-        with ThreadPoolExecutor(1) as other:  # OR-Tools works in its own thread while greedy does in ours
-            bounding = other.submit(lower_bound, merged, budget, pairs, 2 * quarter)
-            draft = greedy(merged.core, budget, time.monotonic() + quarter)
-            bound = bounding.result()
-        start = Start(expand_draft(problem, merged, draft), {})
-        if start.plan.peak_bytes <= budget:
+def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, deadline: float) -> Plan:
+    merged = merge(whole.core)
+    first = drop(problem, merged)
+    best, bound = None if first is None else first.plan, 0
+    for shape in (merged, whole):  # near the floor a chain's parts have to run apart
+        found = search(problem, shape, Refined(tightest(shape.core)), options.gap, deadline)
+        bound = max(bound, found.bound_ns)
+        best = min((p for p in (best, found.plan) if p is not None), key=lambda p: p.cost_ns, default=None)
+        if found.plan is not None or time.monotonic() > deadline:
             break
-    else:
-        return _tightest(problem, core, bound)
-    f = formulate(merged.core, budget, pairs and pairs | draft.pairs)
-    best = start = Start(start.plan, values_of(f, draft))
-    if pairs is None:
-        found = solve_milp(problem, merged, f, (deadline - time.monotonic()) / 2, options.gap)
-        if not (chains and any(t is not None for _, t in f.rows_of)):  # merged, those rows may ask too much
-            bound = max(bound, found.bound_ns)
-        if found.plan is not None and found.values is not None and found.plan.cost_ns <= start.plan.cost_ns:
-            best = Start(found.plan, found.values)
-    plan = improve(problem, merged, f, best, bound * (1 + options.gap), options.gap, deadline)
-    if plan is start.plan:
-        return _fallen_back(plan, bound)
-    return _judge(plan, bound, options.gap)
+    if best is None:
+        return _tightest(problem, merged, bound, options)
+    if first is not None and best is first.plan:
+        return _fallen_back(best, bound, options.gap)
+    return _judge(best, bound, options.gap)
 
 
-def _tightest(problem: Problem, core: Core, bound_ns: int) -> Plan:
+def _tightest(problem: Problem, merged: Merged, bound_ns: int, options: SolveOptions) -> Plan:
     """Where nothing better is known to fit: the plan with the lowest peak of all, or a refusal."""
-    draft = lowest(Tail(core))
-    plan = expand(problem, core, core.stages, draft.saved, draft.runs)
     assert problem.budget_bytes is not None
+    deadline = time.monotonic() + options.time_limit_s
+    plan, _ = lowest(problem, merged, _cheapest(problem, unmerged(merged.full)), deadline)
     if plan.peak_bytes > problem.budget_bytes:
         raise _refusal(problem, plan)
-    return _fallen_back(plan, bound_ns)
-
-
-def expand_draft(problem: Problem, merged: Merged, draft: Draft) -> Plan:
-    """The plan that ``draft`` says for the merged core."""
-    saved = {merged.full_block[b] for b in draft.saved} | merged.kept
-    runs = [[part for u in units for part in merged.parts[u]] for units in draft.runs]
-    return expand(problem, merged.full, merged.core.stages, saved, runs)
-
-
-def _shape(problem: Problem, core: Core, chains: bool) -> tuple[Merged, Pairs | None]:
-    """The merged core, and where recomputation is considered: as much as the MILP can bear."""
-    whole = merge(core, chains=chains)
-    if len(all_pairs(whole.core)) <= WHOLE_PAIRS:
-        return whole, None
-    assert problem.graph_budget_bytes is not None
-    merged = merge(core, int(problem.graph_budget_bytes * SMALL), chains=chains)
-    window = len(merged.core.stages)
-    while window > 4 and len(near(merged.core, window)) > WINDOW_PAIRS:
-        window = window * 4 // 5
-    return merged, near(merged.core, window)
+    return _fallen_back(plan, bound_ns, 0.0)
 
 
 def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:
@@ -180,10 +130,13 @@ def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:
     return replace(judged, status="optimal") if judged.gap <= gap else judged
 
 
-def _fallen_back(plan: Plan, bound_ns: int) -> Plan:
+def _fallen_back(plan: Plan, bound_ns: int, gap: float) -> Plan:
+    judged = _judge(plan, bound_ns, gap)
+    if judged.status == "optimal":
+        return judged
     note = "the MILP found no cheaper plan within the time limit; this is the greedy one"
     log.warning("%s; a longer time_limit_s may find a cheaper one", note)
-    return replace(plan, bound_ns=min(bound_ns, plan.cost_ns), status="greedy", notes=(note,))
+    return replace(judged, status="greedy", notes=(note,))
 
 
 def _refusal(problem: Problem, floor: Plan) -> BudgetError:

@@ -56,9 +56,14 @@ def every_stage(core: Core) -> Spans:
     return Spans(tuple(range(len(core.stages))), len(core.stages))
 
 
-def tightest(core: Core, reach: int) -> Spans:
-    """A span begins at each stage that needs at least as much as any other within ``reach`` stages."""
+def tightest(core: Core) -> Spans:
+    """To begin with: the stage whose op alone needs most, and that which needs most if all is kept."""
     size = core.block_bytes
-    load = [s.op_bytes + sum(size[b] for b in s.reads) for s in core.stages]
-    peaks = (t for t in range(1, len(load)) if load[t] == max(load[max(0, t - reach) : t + reach + 1]))
-    return Spans((0, *peaks), len(load))
+    alone, kept, later = [], [], set[int]()
+    for stage in reversed(core.stages):
+        later |= set(stage.reads)
+        alone.append(stage.op_bytes + sum(size[b] for b in stage.reads))
+        kept.append(stage.op_bytes + sum(size[b] for b in later))
+    last = len(core.stages) - 1
+    peaks = {last - load.index(max(load)) for load in (alone, kept)}
+    return Spans(tuple(sorted(peaks | {0})), len(core.stages))

@@ -1,0 +1,72 @@
+"""The smallest budget that can be met: the search of `search`, the peak in place of the time."""
+
+from __future__ import annotations
+
+import time
+
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.solve.decode import decode, missing
+from rematc.solve.drop import drop
+from rematc.solve.expand import Draft, expand
+from rematc.solve.merge import Merged
+from rematc.solve.reduce import Core
+from rematc.solve.search import NODES, ROUNDS, Refined, build, refine
+from rematc.solve.spans import tightest
+
+GAP = 0.01
+TRIES = 10
+
+
+def lowest(problem: Problem, merged: Merged, start: Plan, deadline: float) -> tuple[Plan, int]:
+    """The plan with the lowest peak found by ``deadline``, and a lower bound on the peak of every plan.
+
+    ``start`` is any plan that is known.
+    """
+    best, bound = _dropped(problem, merged, start), 0
+    refined = Refined(tightest(merged.core))
+    problem = problem.with_budget(best.peak_bytes)
+    for _ in range(ROUNDS):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        f = build(problem, merged, refined, least_peak=True)
+        result = f.model.solve(gap=GAP / 4, time_limit_s=left, node_limit=NODES)
+        if refined.bounds_all:
+            bound = max(bound, f.floor_bytes(result.bound))
+        if result.values is None:
+            break
+        written = expand(problem, merged, decode(f, result.values))
+        best = min(best, written.plan, key=lambda plan: plan.peak_bytes)
+        target = int(max(bound, f.floor_bytes(result.bound)) * (1 + GAP))
+        size = refined.size
+        refine(problem.with_budget(target), merged, refined, written)
+        if best.peak_bytes <= target or refined.size == size:
+            break
+    return best, min(bound, best.peak_bytes)
+
+
+def _dropped(problem: Problem, merged: Merged, start: Plan) -> Plan:
+    """The plan with the lowest peak that dropping alone finds, by bisection."""
+    best, low = start, problem.resident_bytes
+    if max(merged.core.born) < 0:
+        scratch = expand(problem, merged, from_scratch(merged.core)).plan
+        best = min(best, scratch, key=lambda plan: plan.peak_bytes)
+    for _ in range(TRIES):
+        middle = (low + best.peak_bytes) // 2
+        written = drop(problem.with_budget(middle), merged)
+        if written is None:
+            low = middle
+        else:
+            best = written.plan
+    return best
+
+
+def from_scratch(core: Core) -> Draft:
+    """After a forward pass: nothing but what is pinned is kept from one stage to the next."""
+    pinned = frozenset(b for unit in core.units if unit.pinned for b in unit.makes) - core.held
+    at_hand = core.held | pinned
+    runs = [tuple(missing(core, stage.reads, at_hand)) for stage in core.stages]
+    read = {b for units in runs for u in units for b in core.units[u].reads}
+    read |= {b for stage in core.stages for b in stage.reads}
+    return Draft(pinned & read, tuple(runs))
