@@ -26,7 +26,8 @@ class CaptureError(RematcError):
 class BudgetError(RematcError):
     """No plan fits the budget.
 
-    ``minimum_bytes`` is the smallest budget that is accepted, ``budget_bytes`` what was asked,
+    ``minimum_bytes`` is the smallest budget that is accepted, ``bound_bytes`` what is proven that no plan
+    can do with less than (0: nothing), ``budget_bytes`` what was asked,
     ``step`` the op at which the floor is reached, and ``largest`` the three largest values alive
     there, as (name, bytes), largest first.
 
@@ -43,17 +44,21 @@ class BudgetError(RematcError):
         step: str,
         largest: tuple[tuple[str, int], ...],
         resident_bytes: int = 0,
+        bound_bytes: int = 0,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.minimum_bytes = minimum_bytes
         self.step = step
         self.largest = largest
         self.resident_bytes = resident_bytes
+        self.bound_bytes = bound_bytes
+        proven = f"; no plan can do with less than {format_bytes(bound_bytes)}" if bound_bytes else ""
         alive = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
         super().__init__(
             f"a budget of {format_bytes(budget_bytes)} can't be met: the smallest that can is "
             f"{format_bytes(minimum_bytes)} ({minimum_bytes} bytes), of which "
-            f"{format_bytes(resident_bytes)} is resident before the step (parameters, inputs, reserve).\n"
+            f"{format_bytes(resident_bytes)} is resident before the step (parameters, inputs, reserve)"
+            f"{proven}.\n"
             f"  in the way: at op {step!r} recomputation can save nothing more; "
             f"largest alive there: {alive or 'nothing'}.\n"
             f"  what to try: budget={minimum_bytes}, a smaller batch or sequence, "
@@ -67,13 +72,16 @@ class BudgetError(RematcError):
             self.step,
             self.largest,
             self.resident_bytes,
+            self.bound_bytes,
         )
 
 
 def _rebuild(
-    budget: int, minimum: int, step: str, largest: tuple[tuple[str, int], ...], resident: int
+    budget: int, minimum: int, step: str, largest: tuple[tuple[str, int], ...], resident: int, bound: int
 ) -> BudgetError:
-    return BudgetError(budget, minimum, step=step, largest=largest, resident_bytes=resident)
+    return BudgetError(
+        budget, minimum, step=step, largest=largest, resident_bytes=resident, bound_bytes=bound
+    )
 
 
 def format_bytes(n: int) -> str:

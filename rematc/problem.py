@@ -55,7 +55,10 @@ class Problem:
 
     def with_budget(self, budget_bytes: int | None) -> Problem:
         """The same problem under another budget."""
-        return replace(self, budget_bytes=budget_bytes)
+        other = replace(self, budget_bytes=budget_bytes)
+        if "digest" in self.__dict__:  # the same for any budget, and dear for a large graph
+            other.__dict__["digest"] = self.digest
+        return other
 
     @property
     def graph_budget_bytes(self) -> int | None:

@@ -90,10 +90,11 @@ class _Walk:
         for v in op.inputs:
             self.read(v, now, f"op {op.name!r}")
         joined = {self.graph.values[v].storage: self.bound[v] for v in op.inputs}
-        joined.update(dict.fromkeys(self.graph.resident, self.resident))
         for v in op.outputs:
             storage = self.graph.values[v].storage
-            if storage not in joined:
+            if storage in self.graph.resident:
+                joined[storage] = self.resident
+            elif storage not in joined:
                 joined[storage] = self.new(v, now)
             self.bound[v] = joined[storage]
         self.steps.append(Step(op_index, phase, again))

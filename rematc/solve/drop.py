@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rematc.problem import Problem
-from rematc.solve.expand import Draft, Written, expand
+from rematc.solve.expand import Draft, Written, excesses, expand
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
 
@@ -34,18 +34,23 @@ class Choice(NamedTuple):
 
 
 def drop(problem: Problem, merged: Merged) -> Written | None:
-    """A plan within the budget, or None. What runs again needs memory too: for that the target is lowered."""
+    """A plan within the budget, or None.
+
+    What runs again needs memory too: a stage where that turns out to break the budget gets so much less.
+    """
     assert problem.budget_bytes is not None
     backward = _Backward(merged.core)
-    target = problem.budget_bytes
     for _ in range(TRIES):
-        if not backward.fit(target):
+        if not backward.fit(problem.budget_bytes):
             return None
         written = expand(problem, merged, backward.draft())
-        excess = written.plan.peak_bytes - problem.budget_bytes
-        if excess <= 0:
+        if written.plan.peak_bytes <= problem.budget_bytes:
             return written
-        target -= excess
+        over: dict[int, int] = {}
+        for _, t, excess in excesses(problem, written):
+            over[t or 0] = max(excess, over.get(t or 0, 0))  # forward ends where stage 0 begins
+        for t, excess in over.items():
+            backward.own_bytes[t] += excess
     return None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.simulate import judged
+from rematc.simulate import judged, simulate
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import is_view
 
@@ -55,6 +55,17 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
     stages += [len(draft.runs) - 1] * (len(writer.steps) - len(stages))
     plan = judged(problem, Plan(tuple(sorted(writer.read_saved)), tuple(writer.steps)))
     return Written(plan, tuple(stages))
+
+
+def excesses(problem: Problem, written: Written) -> Iterator[tuple[int, int | None, int]]:
+    """Each step that breaks the budget: its op, its stage (None: forward), and by how many bytes."""
+    assert problem.budget_bytes is not None
+    profile = simulate(problem, written.plan)
+    n_forward = len(profile.steps) - len(written.stages)
+    stages = [*(None for _ in range(n_forward)), *written.stages]
+    for step, t, live in zip(profile.steps, stages, profile.live_bytes, strict=True):
+        if live > problem.budget_bytes:
+            yield step.op, t, live - problem.budget_bytes
 
 
 class _Writer:

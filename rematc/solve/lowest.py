@@ -15,7 +15,9 @@ from rematc.solve.search import NODES, ROUNDS, Refined, build, refine
 from rematc.solve.spans import tightest
 
 GAP = 0.01
-TRIES = 10
+TRIES = 6
+ENOUGH = 0.05  # above the bound: then nothing else is tried
+SCRATCH_PAIRS = 200_000  # more would take too long to write and to judge
 
 
 def lowest(problem: Problem, merged: Merged, start: Plan, deadline: float) -> tuple[Plan, int]:
@@ -23,7 +25,7 @@ def lowest(problem: Problem, merged: Merged, start: Plan, deadline: float) -> tu
 
     ``start`` is any plan that is known.
     """
-    best, bound = _dropped(problem, merged, start), 0
+    best, bound = start, 0
     refined = Refined(tightest(merged.core))
     problem = problem.with_budget(best.peak_bytes)
     for _ in range(ROUNDS):
@@ -43,15 +45,14 @@ def lowest(problem: Problem, merged: Merged, start: Plan, deadline: float) -> tu
         refine(problem.with_budget(target), merged, refined, written)
         if best.peak_bytes <= target or refined.size == size:
             break
+    if best.peak_bytes > bound * (1 + ENOUGH):
+        best = _dropped(problem, merged, best)
     return best, min(bound, best.peak_bytes)
 
 
 def _dropped(problem: Problem, merged: Merged, start: Plan) -> Plan:
-    """The plan with the lowest peak that dropping alone finds, by bisection."""
+    """The plan with the lowest peak that needs no MILP: by dropping, or with each stage from scratch."""
     best, low = start, problem.resident_bytes
-    if max(merged.core.born) < 0:
-        scratch = expand(problem, merged, from_scratch(merged.core)).plan
-        best = min(best, scratch, key=lambda plan: plan.peak_bytes)
     for _ in range(TRIES):
         middle = (low + best.peak_bytes) // 2
         written = drop(problem.with_budget(middle), merged)
@@ -59,6 +60,9 @@ def _dropped(problem: Problem, merged: Merged, start: Plan) -> Plan:
             low = middle
         else:
             best = written.plan
+    core = merged.core
+    if max(core.born) < 0 and len(core.stages) * len(core.units) <= SCRATCH_PAIRS:
+        best = min(best, expand(problem, merged, from_scratch(core)).plan, key=lambda plan: plan.peak_bytes)
     return best
 
 

@@ -8,17 +8,14 @@ which the plan is written. Rows of the first kind, and spans, leave every plan i
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.simulate import simulate
 from rematc.solve.closure import add_closures
 from rematc.solve.decode import decode
-from rematc.solve.expand import Written, expand
+from rematc.solve.expand import Written, excesses, expand
 from rematc.solve.formulate import Formulation, formulate
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
@@ -27,7 +24,8 @@ from rematc.solve.spans import Spans, every_stage
 
 log = logging.getLogger(__name__)
 
-ROUNDS = 30
+ROUNDS = 100
+AT_ONCE = 4  # stages told apart in a round
 FIRST_GAP = 0.05
 NODES = 400
 
@@ -59,7 +57,8 @@ class Refined:
 def complete(core: Core) -> Refined:
     """Everything told apart at once. For small graphs."""
     pairs = {(u, t) for t in range(len(core.stages)) for u in range(len(core.units)) if core.born[u] < t}
-    return Refined(every_stage(core), set(), pairs, set(range(len(core.units))), is_complete=True)
+    forward = {u for u, born in enumerate(core.born) if born < 0}
+    return Refined(every_stage(core), set(), pairs, forward, is_complete=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,8 @@ def build(problem: Problem, merged: Merged, refined: Refined, *, least_peak: boo
     """The formulation with all that was refined."""
     assert problem.budget_bytes is not None
     f = formulate(merged.core, problem.budget_bytes, refined.spans, least_peak=least_peak)
-    add_closures(f)
+    if not least_peak:  # they are about what runs cost
+        add_closures(f)
     for u, t in sorted(refined.any_order - refined.in_order):
         add_burst(f, merged, u, t, ordered=False)
     for u, t in sorted(refined.in_order):
@@ -126,8 +126,8 @@ def refine(problem: Problem, merged: Merged, refined: Refined, written: Written)
     full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
     unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
     known = set(refined.any_order)
-    over: dict[int, float] = {}
-    for op, t, excess in _over(problem, written):
+    over: dict[int, int] = {}
+    for op, t, excess in excesses(problem, written):
         if t is None:
             if op in full_unit:
                 refined.forward.add(full_unit[op])
@@ -140,18 +140,10 @@ def refine(problem: Problem, merged: Merged, refined: Refined, written: Written)
         ):
             pair = (unit[op], t)
             (refined.in_order if pair in known else refined.any_order).add(pair)
-    # Of neighbouring stages the worst alone: the others may then be fine.
-    refined.spans = refined.spans.alone(
-        t for t, excess in over.items() if excess >= max(over.get(t - 1, 0), over.get(t + 1, 0))
-    )
+    refined.spans = refined.spans.alone(_worst(over))
 
 
-def _over(problem: Problem, written: Written) -> Iterator[tuple[int, int | None, float]]:
-    """The op and the stage (None: forward) of each step that breaks the budget, and by how many bytes."""
-    profile = simulate(problem, written.plan)
-    n_forward = len(profile.steps) - len(written.stages)
-    stages = [*(None for _ in range(n_forward)), *written.stages]
-    budget = math.inf if problem.budget_bytes is None else problem.budget_bytes
-    for step, t, live in zip(profile.steps, stages, profile.live_bytes, strict=True):
-        if live > budget:
-            yield step.op, t, live - budget
+def _worst(over: dict[int, int]) -> list[int]:
+    """A few stages that are over by most, no neighbours: once those are mended, others may be fine."""
+    peaks = [t for t, e in over.items() if e >= max(over.get(t - 1, 0), over.get(t + 1, 0))]
+    return sorted(peaks, key=lambda t: (-over[t], t))[:AT_ONCE]

@@ -59,7 +59,7 @@ def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
         return free
     if len(problem.graph.ops) <= EXACT_OPS:
         return _solve_exactly(problem, options)
-    return _solve_large(problem, whole, options, started + options.time_limit_s)
+    return _solve_large(problem, whole, options, started)
 
 
 def _cheapest(problem: Problem, whole: Merged) -> Plan:
@@ -73,7 +73,8 @@ def _cheapest(problem: Problem, whole: Merged) -> Plan:
 def _solve_exactly(problem: Problem, options: SolveOptions) -> Plan:
     found = _exact(problem, options)
     if found.plan is None:
-        raise _refusal(problem, _exact_floor(problem, options))
+        floor = _exact_floor(problem, options)
+        raise _refusal(problem, floor, floor.peak_bytes)
     return _judge(found.plan, found.bound_ns, 0.0 if found.finished else options.gap)
 
 
@@ -97,31 +98,28 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
     return best
 
 
-def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, deadline: float) -> Plan:
+def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started: float) -> Plan:
     merged = merge(whole.core)
-    first = drop(problem, merged)
-    best, bound = None if first is None else first.plan, 0
+    dropped = drop(problem, merged)
+    first = dropped.plan if dropped else _tightest(problem, merged, started + options.time_limit_s / 2)
+    best, bound, deadline = first, 0, started + options.time_limit_s
     for shape in (merged, whole):  # near the floor a chain's parts have to run apart
         found = search(problem, shape, Refined(tightest(shape.core)), options.gap, deadline)
         bound = max(bound, found.bound_ns)
-        best = min((p for p in (best, found.plan) if p is not None), key=lambda p: p.cost_ns, default=None)
-        if found.plan is not None or time.monotonic() > deadline:
+        if found.plan is not None:
+            best = min(best, found.plan, key=lambda plan: plan.cost_ns)
             break
-    if best is None:
-        return _tightest(problem, merged, bound, options)
-    if first is not None and best is first.plan:
-        return _fallen_back(best, bound, options.gap)
-    return _judge(best, bound, options.gap)
+    plan = _judge(best, bound, options.gap)
+    return _fallen_back(plan) if best is first and plan.status == "feasible" else plan
 
 
-def _tightest(problem: Problem, merged: Merged, bound_ns: int, options: SolveOptions) -> Plan:
-    """Where nothing better is known to fit: the plan with the lowest peak of all, or a refusal."""
+def _tightest(problem: Problem, merged: Merged, deadline: float) -> Plan:
+    """Where dropping finds nothing that fits: the plan with the lowest peak, or a refusal."""
     assert problem.budget_bytes is not None
-    deadline = time.monotonic() + options.time_limit_s
-    plan, _ = lowest(problem, merged, _cheapest(problem, unmerged(merged.full)), deadline)
+    plan, bound_bytes = lowest(problem, merged, _cheapest(problem, unmerged(merged.full)), deadline)
     if plan.peak_bytes > problem.budget_bytes:
-        raise _refusal(problem, plan)
-    return _fallen_back(plan, bound_ns, 0.0)
+        raise _refusal(problem, plan, bound_bytes)
+    return plan
 
 
 def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:
@@ -130,16 +128,13 @@ def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:
     return replace(judged, status="optimal") if judged.gap <= gap else judged
 
 
-def _fallen_back(plan: Plan, bound_ns: int, gap: float) -> Plan:
-    judged = _judge(plan, bound_ns, gap)
-    if judged.status == "optimal":
-        return judged
+def _fallen_back(plan: Plan) -> Plan:
     note = "the MILP found no cheaper plan within the time limit; this is the greedy one"
     log.warning("%s; a longer time_limit_s may find a cheaper one", note)
-    return replace(judged, status="greedy", notes=(note,))
+    return replace(plan, status="greedy", notes=(note,))
 
 
-def _refusal(problem: Problem, floor: Plan) -> BudgetError:
+def _refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
     """What to say when nothing fits: ``floor`` is the plan with the lowest peak that was found."""
     profile: Profile = simulate(problem, floor)
     assert problem.budget_bytes is not None
@@ -149,4 +144,5 @@ def _refusal(problem: Problem, floor: Plan) -> BudgetError:
         step=profile.peak_name(problem.graph),
         largest=profile.at_peak[:3],
         resident_bytes=problem.resident_bytes,
+        bound_bytes=bound_bytes,
     )
