@@ -42,15 +42,14 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
             writer.run(full.units[part].op)
         if stage.unit is not None:
             writer.run(full.units[merged.parts[stage.unit][0]].op)
-        elif stage.last is not None:
-            for op in backward:
+        elif stage.op is not None:
+            for op in backward:  # the views before it, and itself
                 writer.run(op)
-                if op == stage.last:
+                if op == stage.op:
                     break
-        else:
-            for op in backward if t == len(draft.runs) - 1 else ():
-                writer.run(op)
         stages += [t] * (len(writer.steps) - len(stages))
+    for op in backward:
+        writer.run(op)
     writer.take(problem.graph.gradients)
     stages += [len(draft.runs) - 1] * (len(writer.steps) - len(stages))
     plan = judged(problem, Plan(tuple(sorted(writer.read_saved)), tuple(writer.steps)))

@@ -171,19 +171,30 @@ def _input_rows(f: Formulation) -> None:
 def _memory_rows(f: Formulation) -> None:
     """When span k begins: before_bytes + sum of size[b] * S[b, k] <= budget.
 
-    While op t runs: op_bytes[t] + what it reads + sum of size[b] * past(b, t), other b <= budget; the
-    same for its followers, which read no block: after_bytes[t] + sum of size[b] * past(b, t).
+    While op t runs: op_bytes[t] + what it reads + sum of size[b] * past(b, t), other b <= budget.
     """
     size = f.core.block_bytes
     for k in range(len(f.spans)):
         there = [(f.kept[b, k], size[b]) for b in range(len(size)) if (b, k) in f.kept]
         f.memory_row(f.core.stages[f.spans.starts[k]].before_bytes, there)
-    for t, stage in enumerate(f.core.stages):
-        past = [(b, x) for b in range(len(size)) if (x := f.past(b, t)) is not None]
+    for t in _dearest(f):
+        stage = f.core.stages[t]
         read = sum(size[b] for b in stage.reads)
-        f.memory_row(stage.op_bytes + read, [(x, size[b]) for b, x in past if b not in stage.reads])
-        if stage.after_bytes:
-            f.memory_row(stage.after_bytes, [(x, size[b]) for b, x in past])
+        past = ((b, f.past(b, t)) for b in range(len(size)) if b not in stage.reads)
+        f.memory_row(stage.op_bytes + read, [(x, size[b]) for b, x in past if x is not None])
+
+
+def _dearest(f: Formulation) -> list[int]:
+    """Of stages in a span that read the same, and end it or don't, the one whose op needs most: the rows of
+    the others say less.
+    """
+    found: dict[tuple[object, ...], int] = {}
+    for t, stage in enumerate(f.core.stages):
+        k = f.spans.of(t)
+        alike = (k, t == f.spans[k][-1], stage.reads, stage.unit)
+        if alike not in found or stage.op_bytes > f.core.stages[found[alike]].op_bytes:
+            found[alike] = t
+    return sorted(found.values())
 
 
 def negative(terms: Iterable[Term]) -> list[Term]:

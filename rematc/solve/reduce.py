@@ -2,8 +2,7 @@
 
 A *block* is one storage that a forward op makes: the unit in which memory is kept or dropped. A
 view costs nothing and is taken again wherever it is read, so to read a view is to read its block.
-The backward pass is a row of *stages*: recomputation, then one backward op that reads forward
-blocks, then the backward ops after it that read none.
+The backward pass is a row of *stages*: recomputation, then one backward op.
 
 A graph without a backward pass, whose ops nobody needs before the end, is a general one, as Checkmate's
 and Moccasin's problems are: each op's first run is a stage, and from then on it may run again.
@@ -37,19 +36,17 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Recomputation, then backward op ``op``, which reads the blocks ``reads``, then others up to ``last``.
+    """Recomputation, then op ``op``, which reads the blocks ``reads``.
 
-    Those read no block. Forward blocks aside, ``before_bytes`` are alive while recomputation runs,
-    ``op_bytes`` while ``op`` does, and at most ``after_bytes`` while the others do. ``op`` None:
-    recomputation alone. ``unit``: the unit whose first run ``op`` is, in a graph without a backward pass.
+    Forward blocks aside, ``before_bytes`` are alive while recomputation runs and ``op_bytes`` while ``op``
+    does. ``op`` None: recomputation alone, or what must be there in the end. ``unit``: the unit whose first
+    run ``op`` is, in a graph without a backward pass.
     """
 
     op: int | None
-    last: int | None
     reads: tuple[int, ...]
     before_bytes: int
     op_bytes: int
-    after_bytes: int
     unit: int | None = None
 
 
@@ -106,22 +103,21 @@ class Core:
         return frozenset(found)
 
 
-def reduce(problem: Problem, *, every_op: bool = False, pauses: int = 0) -> Core:
+def reduce(problem: Problem, *, pauses: int = 0) -> Core:
     """Fold ``problem`` into a `Core`.
 
-    ``every_op`` makes each backward op a stage of its own, with ``pauses`` stages without an op
-    before it: then every order of recomputation that pays can be told. For small graphs.
+    With ``pauses`` stages without an op before each backward op every order of recomputation that pays can
+    be told. For small graphs.
     """
     folded = _Folded(problem)
     units = folded.units()
     held = folded.blocks(problem.graph.outputs)
     sizes = tuple(folded.size(values[0]) for values in folded.values)
-    held_bytes = sum(sizes[b] for b in held)
     if is_general(problem.graph):
         units = [replace(u, required=True) for u in units]
         stages = _first_runs(folded, units)
     else:
-        stages = _stages(folded, held, held_bytes, every_op, pauses)
+        stages = _stages(folded, held, sum(sizes[b] for b in held), pauses)
     return Core(sizes, tuple(folded.values), tuple(units), tuple(stages), held, problem.resident_bytes)
 
 
@@ -201,32 +197,25 @@ def _first_runs(folded: _Folded, units: list[Unit]) -> list[Stage]:
     for u, unit in enumerate(units):
         made = sum(folded.size(folded.values[b][0]) for b in unit.makes)
         op_bytes = resident + made + unit.workspace_bytes
-        stages.append(Stage(unit.op, unit.op, unit.reads, resident, op_bytes, 0, u))
+        stages.append(Stage(unit.op, unit.reads, resident, op_bytes, u))
     ends = tuple(sorted(folded.blocks(folded.graph.gradients)))
-    return [*stages, Stage(None, None, ends, resident, resident + folded.problem.epilogue_bytes, 0)]
+    return [*stages, Stage(None, ends, resident, resident + folded.problem.epilogue_bytes)]
 
 
-def _stages(
-    folded: _Folded, held: frozenset[int], held_bytes: int, every_op: bool, pauses: int
-) -> list[Stage]:
+def _stages(folded: _Folded, held: frozenset[int], held_bytes: int, pauses: int) -> list[Stage]:
     graph, problem = folded.graph, folded.problem
     steps = [i for i in graph.backward_steps if i not in folded.views]
     before, during = _backward_bytes(folded, steps)
-    reads = _forward_reads(folded, steps)
+    reads = [tuple(sorted(blocks - held)) for blocks in _forward_reads(folded, steps)]
     base = held_bytes + problem.resident_bytes
     stages: list[Stage] = []
     for k, i in enumerate(steps):
-        now = base + during[k] + problem.costs[i].workspace_bytes
-        blocks = tuple(sorted(reads[k] - held))
-        if not (blocks or every_op) and stages:
-            stages[-1] = replace(stages[-1], last=i, after_bytes=max(stages[-1].after_bytes, now))
-            continue
-        stages += [Stage(None, None, (), base + before[k], 0, 0)] * pauses
-        stages.append(Stage(i, i, blocks, base + before[k], now, 0))
+        stages += [Stage(None, (), base + before[k], 0)] * pauses
+        op_bytes = base + during[k] + problem.costs[i].workspace_bytes
+        stages.append(Stage(i, reads[k], base + before[k], op_bytes))
     end = base + before[len(steps)]
-    blocks = tuple(sorted(reads[len(steps)] - held))
-    stages += [Stage(None, None, (), end, 0, 0)] * pauses
-    return [*stages, Stage(None, None, blocks, end, end + problem.epilogue_bytes, 0)]
+    stages += [Stage(None, (), end, 0)] * pauses
+    return [*stages, Stage(None, reads[len(steps)], end, end + problem.epilogue_bytes)]
 
 
 def _forward_reads(folded: _Folded, steps: list[int]) -> list[set[int]]:

@@ -79,7 +79,7 @@ def _solve_exactly(problem: Problem, options: SolveOptions) -> Plan:
 
 
 def _exact(problem: Problem, options: SolveOptions) -> Found:
-    merged = unmerged(reduce(problem, every_op=True, pauses=1))
+    merged = unmerged(reduce(problem, pauses=1))
     deadline = time.monotonic() + options.time_limit_s
     return search(problem, merged, complete(merged.core), 0.0, deadline)
 
