@@ -25,8 +25,8 @@ from rematc.solve.spans import Spans, every_stage
 log = logging.getLogger(__name__)
 
 ROUNDS = 100
-AT_ONCE = 4  # stages told apart in a round
-FIRST_GAP = 0.05
+AT_ONCE, APART = 8, 4  # how many stages are told apart in a round, and how far from each other
+FIRST_GAP = 0.2
 NODES = 400
 
 
@@ -144,6 +144,9 @@ def refine(problem: Problem, merged: Merged, refined: Refined, written: Written)
 
 
 def _worst(over: dict[int, int]) -> list[int]:
-    """A few stages that are over by most, no neighbours: once those are mended, others may be fine."""
-    peaks = [t for t, e in over.items() if e >= max(over.get(t - 1, 0), over.get(t + 1, 0))]
-    return sorted(peaks, key=lambda t: (-over[t], t))[:AT_ONCE]
+    """A few stages that are over by most, none near another: once those are mended, the rest may be fine."""
+    found: list[int] = []
+    for t in sorted(over, key=lambda t: (-over[t], t)):
+        if len(found) < AT_ONCE and all(abs(t - other) > APART for other in found):
+            found.append(t)
+    return found
