@@ -10,7 +10,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged, simulate
 from rematc.solve.merge import Merged
-from rematc.solve.reduce import is_view
+from rematc.solve.reduce import Core, is_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,18 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A plan, and the stage that each of its backward steps belongs to."""
+    """A plan, the draft that it says, and the stage that each of its backward steps belongs to."""
 
     plan: Plan
+    draft: Draft
     stages: tuple[int, ...]
+
+
+def keep_all(core: Core) -> Draft:
+    """Everything that is read later is kept, and nothing runs again."""
+    read = (b for stage in core.stages for b in stage.reads)
+    saved = frozenset(b for b in read if core.born[core.maker[b]] < 0)
+    return Draft(saved, tuple(() for _ in core.stages))
 
 
 def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
@@ -53,7 +61,7 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
     writer.take(problem.graph.gradients)
     stages += [len(draft.runs) - 1] * (len(writer.steps) - len(stages))
     plan = judged(problem, Plan(tuple(sorted(writer.read_saved)), tuple(writer.steps)))
-    return Written(plan, tuple(stages))
+    return Written(plan, draft, tuple(stages))
 
 
 def excesses(problem: Problem, written: Written) -> Iterator[tuple[int, int | None, int]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.solve.decode import decode, missing
 from rematc.solve.drop import drop
-from rematc.solve.expand import Draft, expand
+from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
-from rematc.solve.search import NODES, ROUNDS, Refined, build, refine
+from rematc.solve.refine import Refined, build, refine
+from rematc.solve.search import NODES, ROUNDS
 from rematc.solve.spans import tightest
 
 GAP = 0.01
@@ -20,14 +20,14 @@ ENOUGH = 0.05  # above the bound: then nothing else is tried
 SCRATCH_PAIRS = 200_000  # more would take too long to write and to judge
 
 
-def lowest(problem: Problem, merged: Merged, start: Plan, deadline: float) -> tuple[Plan, int]:
+def lowest(problem: Problem, merged: Merged, start: Written, deadline: float) -> tuple[Written, int]:
     """The plan with the lowest peak found by ``deadline``, and a lower bound on the peak of every plan.
 
     ``start`` is any plan that is known.
     """
     best, bound = start, 0
     refined = Refined(tightest(merged.core))
-    problem = problem.with_budget(best.peak_bytes)
+    problem = problem.with_budget(best.plan.peak_bytes)
     for _ in range(ROUNDS):
         left = deadline - time.monotonic()
         if left <= 0:
@@ -39,30 +39,30 @@ def lowest(problem: Problem, merged: Merged, start: Plan, deadline: float) -> tu
         if result.values is None:
             break
         written = expand(problem, merged, decode(f, result.values))
-        best = min(best, written.plan, key=lambda plan: plan.peak_bytes)
+        best = min(best, written, key=_peak)
         target = int(max(bound, f.floor_bytes(result.bound)) * (1 + GAP))
         size = refined.size
         refine(problem.with_budget(target), merged, refined, written)
-        if best.peak_bytes <= target or refined.size == size:
+        if best.plan.peak_bytes <= target or refined.size == size:
             break
-    if best.peak_bytes > bound * (1 + ENOUGH):
+    if best.plan.peak_bytes > bound * (1 + ENOUGH):
         best = _dropped(problem, merged, best)
-    return best, min(bound, best.peak_bytes)
+    return best, min(bound, best.plan.peak_bytes)
 
 
-def _dropped(problem: Problem, merged: Merged, start: Plan) -> Plan:
+def _dropped(problem: Problem, merged: Merged, start: Written) -> Written:
     """The plan with the lowest peak that needs no MILP: by dropping, or with each stage from scratch."""
     best, low = start, problem.resident_bytes
     for _ in range(TRIES):
-        middle = (low + best.peak_bytes) // 2
+        middle = (low + best.plan.peak_bytes) // 2
         written = drop(problem.with_budget(middle), merged)
         if written is None:
             low = middle
         else:
-            best = written.plan
+            best = written
     core = merged.core
     if max(core.born) < 0 and len(core.stages) * len(core.units) <= SCRATCH_PAIRS:
-        best = min(best, expand(problem, merged, from_scratch(core)).plan, key=lambda plan: plan.peak_bytes)
+        best = min(best, expand(problem, merged, from_scratch(core)), key=_peak)
     return best
 
 
@@ -74,3 +74,7 @@ def from_scratch(core: Core) -> Draft:
     read = {b for units in runs for u in units for b in core.units[u].reads}
     read |= {b for stage in core.stages for b in stage.reads}
     return Draft(pinned & read, tuple(runs))
+
+
+def _peak(written: Written) -> int:
+    return written.plan.peak_bytes

@@ -1,64 +1,25 @@
-"""Solve the relaxation, write the plan it says, look where that breaks the budget, refine there, again.
-
-A stage that turns out too large gets a span of its own; a unit that turns out too large while it runs again
-gets its memory row, first one that holds in any order, and if that is not enough one for the order in
-which the plan is written. Rows of the first kind, and spans, leave every plan in: the bound is for all.
-"""
+"""Solve the relaxation, write the plan it says, look where that breaks the budget, refine there, again."""
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.solve.closure import add_closures
 from rematc.solve.decode import decode
-from rematc.solve.expand import Written, excesses, expand
-from rematc.solve.formulate import Formulation, formulate
+from rematc.solve.expand import Written, expand
+from rematc.solve.improve import improve
 from rematc.solve.merge import Merged
-from rematc.solve.reduce import Core
-from rematc.solve.rows import add_burst, add_forward
-from rematc.solve.spans import Spans, every_stage
+from rematc.solve.refine import Refined, build, refine
 
 log = logging.getLogger(__name__)
 
 ROUNDS = 100
-AT_ONCE, APART = 8, 4  # how many stages are told apart in a round, and how far from each other
-FIRST_GAP = 0.2
+FIRST_GAP = 0.2  # as long as more is refined
 NODES = 400
-
-
-@dataclass
-class Refined:
-    """What is told apart by now: spans, and the runs with memory rows, as (unit, stage).
-
-    ``is_complete``: all rows of the given order are there, and no other order is asked about.
-    """
-
-    spans: Spans
-    any_order: set[tuple[int, int]] = field(default_factory=set)
-    in_order: set[tuple[int, int]] = field(default_factory=set)
-    forward: set[int] = field(default_factory=set)
-    is_complete: bool = False
-
-    @property
-    def bounds_all(self) -> bool:
-        """Is the optimum a lower bound on every plan?"""
-        return self.is_complete or not self.in_order
-
-    @property
-    def size(self) -> int:
-        """Grows with every refinement."""
-        return len(self.spans) + len(self.any_order) + len(self.in_order) + len(self.forward)
-
-
-def complete(core: Core) -> Refined:
-    """Everything told apart at once. For small graphs."""
-    pairs = {(u, t) for t in range(len(core.stages)) for u in range(len(core.units)) if core.born[u] < t}
-    forward = {u for u, born in enumerate(core.born) if born < 0}
-    return Refined(every_stage(core), set(), pairs, forward, is_complete=True)
+SIMPLE_ROUNDS = 2  # before a draft is mended: often it is not needed
+MEND = 1.0  # time to mend a draft, of what it took to find
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +29,7 @@ class Found:
     ``finished``: no limit cut the search short; without a plan there is then none in the given order.
     """
 
-    plan: Plan | None
+    best: Written | None
     bound_ns: int
     finished: bool
 
@@ -76,77 +37,32 @@ class Found:
 def search(problem: Problem, merged: Merged, refined: Refined, gap: float, deadline: float) -> Found:
     """The cheapest plan for ``merged`` within ``gap``, from what is ``refined`` on, until ``deadline``."""
     assert problem.budget_bytes is not None
-    best: Plan | None = None
+    best: Written | None = None
     bound, asked = 0, gap if refined.is_complete else max(gap, FIRST_GAP)
-    for _ in range(ROUNDS):
-        left = deadline - time.monotonic()
-        if left <= 0:
+    for n in range(ROUNDS):
+        started = time.monotonic()
+        if started > deadline:
             break
         f = build(problem, merged, refined)
-        result = f.model.solve(gap=asked, time_limit_s=left, node_limit=NODES)
+        result = f.model.solve(gap=asked, time_limit_s=deadline - started, node_limit=NODES)
         if refined.bounds_all:
             bound = max(bound, f.floor_ns(result.bound))
         if result.values is None:
             return Found(best, bound, result.finished)
         written = expand(problem, merged, decode(f, result.values))
-        plan = written.plan
-        log.debug(
-            "%d spans: bound %d, plan %d ns", len(refined.spans), f.floor_ns(result.bound), plan.cost_ns
-        )
-        if plan.peak_bytes > problem.budget_bytes:
-            before = refined.size
+        log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), bound, written.plan.cost_ns)
+        goal, before, fits = (1 + gap) * bound, refined.size, written.plan.peak_bytes <= problem.budget_bytes
+        if not fits:
             refine(problem, merged, refined, written)
-            if refined.size == before:
-                break
-            continue
-        best = plan if best is None or plan.cost_ns < best.cost_ns else best
-        if asked <= gap / 2 or best.cost_ns <= (1 + gap) * max(bound, 0):
-            return Found(best, min(bound, best.cost_ns), result.finished)
-        asked = gap / 2
+            if n >= SIMPLE_ROUNDS:
+                until = min(deadline, time.monotonic() + MEND * (time.monotonic() - started))
+                written = improve(problem, merged, refined, written, goal, gap / 2, until) or written
+        if written.plan.peak_bytes <= problem.budget_bytes:
+            best = min((w for w in (best, written) if w is not None), key=lambda w: w.plan.cost_ns)
+            if best.plan.cost_ns <= goal or (fits and asked <= gap / 2):
+                return Found(best, bound, result.finished)
+        if fits:
+            asked = gap / 2
+        elif refined.size == before:
+            break
     return Found(best, bound, False)
-
-
-def build(problem: Problem, merged: Merged, refined: Refined, *, least_peak: bool = False) -> Formulation:
-    """The formulation with all that was refined."""
-    assert problem.budget_bytes is not None
-    f = formulate(merged.core, problem.budget_bytes, refined.spans, least_peak=least_peak)
-    if not least_peak:  # they are about what runs cost
-        add_closures(f)
-    for u, t in sorted(refined.any_order - refined.in_order):
-        add_burst(f, merged, u, t, ordered=False)
-    for u, t in sorted(refined.in_order):
-        add_burst(f, merged, u, t, ordered=True)
-    for u in sorted(refined.forward):
-        add_forward(f, merged, u)
-    return f
-
-
-def refine(problem: Problem, merged: Merged, refined: Refined, written: Written) -> None:
-    """Tell apart what makes ``written`` break the budget."""
-    full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
-    unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
-    known = set(refined.any_order)
-    over: dict[int, int] = {}
-    for op, t, excess in excesses(problem, written):
-        if t is None:
-            if op in full_unit:
-                refined.forward.add(full_unit[op])
-            continue
-        over[t] = max(excess, over.get(t, 0))
-        if (
-            op in unit
-            and merged.core.stages[t].unit != unit[op]
-            and refined.spans.is_single(refined.spans.of(t))
-        ):
-            pair = (unit[op], t)
-            (refined.in_order if pair in known else refined.any_order).add(pair)
-    refined.spans = refined.spans.alone(_worst(over))
-
-
-def _worst(over: dict[int, int]) -> list[int]:
-    """A few stages that are over by most, none near another: once those are mended, the rest may be fine."""
-    found: list[int] = []
-    for t in sorted(over, key=lambda t: (-over[t], t)):
-        if len(found) < AT_ONCE and all(abs(t - other) > APART for other in found):
-            found.append(t)
-    return found

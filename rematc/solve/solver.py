@@ -12,16 +12,19 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import Profile, simulate, validate
 from rematc.solve.drop import drop
-from rematc.solve.expand import Draft, expand
+from rematc.solve.expand import Written, expand, keep_all
+from rematc.solve.improve import improve
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.reduce import reduce
-from rematc.solve.search import Found, Refined, complete, search
+from rematc.solve.refine import Refined, complete
+from rematc.solve.search import Found, search
 from rematc.solve.spans import tightest
 
 log = logging.getLogger(__name__)
 
 EXACT_OPS = 10
+SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
 DEFAULT = SolveOptions()
 
 
@@ -64,18 +67,15 @@ def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
 
 def _cheapest(problem: Problem, whole: Merged) -> Plan:
     """Everything that is read later is kept, and nothing is recomputed."""
-    core = whole.core
-    saved = frozenset(b for stage in core.stages for b in stage.reads if core.born[core.maker[b]] < 0)
-    plan = expand(problem, whole, Draft(saved, tuple(() for _ in core.stages))).plan
-    return replace(plan, status="optimal")
+    return replace(expand(problem, whole, keep_all(whole.core)).plan, status="optimal")
 
 
 def _solve_exactly(problem: Problem, options: SolveOptions) -> Plan:
     found = _exact(problem, options)
-    if found.plan is None:
+    if found.best is None:
         floor = _exact_floor(problem, options)
         raise _refusal(problem, floor, floor.peak_bytes)
-    return _judge(found.plan, found.bound_ns, 0.0 if found.finished else options.gap)
+    return _judge(found.best.plan, found.bound_ns, 0.0 if found.finished else options.gap)
 
 
 def _exact(problem: Problem, options: SolveOptions) -> Found:
@@ -90,36 +90,42 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
     best = _cheapest(problem, unmerged(reduce(problem)))
     while low + 1 < best.peak_bytes:
         middle = (low + best.peak_bytes) // 2
-        found = _exact(problem.with_budget(middle), options).plan
+        found = _exact(problem.with_budget(middle), options).best
         if found is None:
             low = middle
         else:
-            best = found
+            best = found.plan
     return best
 
 
 def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started: float) -> Plan:
-    merged = merge(whole.core)
-    dropped = drop(problem, merged)
-    first = dropped.plan if dropped else _tightest(problem, merged, started + options.time_limit_s / 2)
-    best, bound, deadline = first, 0, started + options.time_limit_s
-    for shape in (merged, whole):  # near the floor a chain's parts have to run apart
-        found = search(problem, shape, Refined(tightest(shape.core)), options.gap, deadline)
+    assert problem.budget_bytes is not None
+    merged, limit_s = merge(whole.core), options.time_limit_s
+    first = drop(problem, merged) or _tightest(problem, merged, started + limit_s / 2)
+    best, bound, shape, refined = first, 0, merged, Refined(tightest(merged.core))
+    for other in (merged, whole):  # near the floor a chain's parts have to run apart
+        start = Refined(tightest(other.core))
+        found = search(problem, other, start, options.gap, started + SEARCH * limit_s)
         bound = max(bound, found.bound_ns)
-        if found.plan is not None:
-            best = min(best, found.plan, key=lambda plan: plan.cost_ns)
+        if found.best is not None:
+            if found.best.plan.cost_ns < best.plan.cost_ns:
+                best, shape, refined = found.best, other, start
             break
-    plan = _judge(best, bound, options.gap)
+    goal = (1 + options.gap) * bound
+    if best.plan.cost_ns > goal:
+        best = improve(problem, shape, refined, best, goal, options.gap / 2, started + limit_s) or best
+    plan = _judge(best.plan, bound, options.gap)
     return _fallen_back(plan) if best is first and plan.status == "feasible" else plan
 
 
-def _tightest(problem: Problem, merged: Merged, deadline: float) -> Plan:
+def _tightest(problem: Problem, merged: Merged, deadline: float) -> Written:
     """Where dropping finds nothing that fits: the plan with the lowest peak, or a refusal."""
     assert problem.budget_bytes is not None
-    plan, bound_bytes = lowest(problem, merged, _cheapest(problem, unmerged(merged.full)), deadline)
-    if plan.peak_bytes > problem.budget_bytes:
-        raise _refusal(problem, plan, bound_bytes)
-    return plan
+    start = expand(problem, merged, keep_all(merged.core))
+    written, bound_bytes = lowest(problem, merged, start, deadline)
+    if written.plan.peak_bytes > problem.budget_bytes:
+        raise _refusal(problem, written.plan, bound_bytes)
+    return written
 
 
 def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:

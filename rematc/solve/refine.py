@@ -1,0 +1,106 @@
+"""What the MILP tells apart, and how it learns where that is not enough.
+
+A stage that turns out too large gets a span of its own; a unit that turns out too large while it runs again
+gets its memory row, first one that holds in any order, and if that is not enough one for the order in
+which the plan is written. Rows of the first kind, and spans, leave every plan in: the bound is for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from rematc.problem import Problem
+from rematc.solve.closure import add_closures
+from rematc.solve.expand import Written, excesses
+from rematc.solve.formulate import Formulation, formulate
+from rematc.solve.merge import Merged
+from rematc.solve.reduce import Core
+from rematc.solve.rows import add_burst, add_forward
+from rematc.solve.spans import Spans, every_stage
+
+AT_ONCE, APART = 8, 4  # how many stages are told apart in a round, and how far from each other
+
+
+@dataclass
+class Refined:
+    """What is told apart by now: spans, and the runs with memory rows, as (unit, stage).
+
+    ``is_complete``: all rows of the given order are there, and no other order is asked about.
+    """
+
+    spans: Spans
+    any_order: set[tuple[int, int]] = field(default_factory=set)
+    in_order: set[tuple[int, int]] = field(default_factory=set)
+    forward: set[int] = field(default_factory=set)
+    is_complete: bool = False
+
+    @property
+    def bounds_all(self) -> bool:
+        """Is the optimum a lower bound on every plan?"""
+        return self.is_complete or not self.in_order
+
+    def copy(self) -> Refined:
+        """To refine further, this one untouched."""
+        return replace(self, any_order={*self.any_order}, in_order={*self.in_order}, forward={*self.forward})
+
+    @property
+    def size(self) -> int:
+        """Grows with every refinement."""
+        return len(self.spans) + len(self.any_order) + len(self.in_order) + len(self.forward)
+
+
+def complete(core: Core) -> Refined:
+    """Everything told apart at once. For small graphs."""
+    pairs = {(u, t) for t in range(len(core.stages)) for u in range(len(core.units)) if core.born[u] < t}
+    forward = {u for u, born in enumerate(core.born) if born < 0}
+    return Refined(every_stage(core), set(), pairs, forward, is_complete=True)
+
+
+def build(
+    problem: Problem, merged: Merged, refined: Refined, *, least_peak: bool = False, closures: bool = True
+) -> Formulation:
+    """The formulation with all that was refined."""
+    assert problem.budget_bytes is not None
+    f = formulate(merged.core, problem.budget_bytes, refined.spans, least_peak=least_peak)
+    if closures and not least_peak:  # they are about what runs cost
+        add_closures(f)
+    for u, t in sorted(refined.any_order - refined.in_order):
+        add_burst(f, merged, u, t, ordered=False)
+    for u, t in sorted(refined.in_order):
+        add_burst(f, merged, u, t, ordered=True)
+    for u in sorted(refined.forward):
+        add_forward(f, merged, u)
+    return f
+
+
+def refine(
+    problem: Problem, merged: Merged, refined: Refined, written: Written, *, strict: bool = False
+) -> None:
+    """Tell apart what makes ``written`` break the budget; ``strict``: in the given order at once."""
+    full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
+    unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
+    known = set(refined.any_order)
+    over: dict[int, int] = {}
+    for op, t, excess in excesses(problem, written):
+        if t is None:
+            if op in full_unit:
+                refined.forward.add(full_unit[op])
+            continue
+        over[t] = max(excess, over.get(t, 0))
+        if (
+            op in unit
+            and merged.core.stages[t].unit != unit[op]
+            and refined.spans.is_single(refined.spans.of(t))
+        ):
+            pair = (unit[op], t)
+            (refined.in_order if strict or pair in known else refined.any_order).add(pair)
+    refined.spans = refined.spans.alone(_worst(over))
+
+
+def _worst(over: dict[int, int]) -> list[int]:
+    """A few stages that are over by most, none near another: once those are mended, the rest may be fine."""
+    found: list[int] = []
+    for t in sorted(over, key=lambda t: (-over[t], t)):
+        if len(found) < AT_ONCE and all(abs(t - other) > APART for other in found):
+            found.append(t)
+    return found
