@@ -1,8 +1,8 @@
-"""Mend a draft that breaks the budget, and make one that keeps it cheaper, a few units at a time.
+"""Make a plan cheaper, a few units at a time.
 
 Large neighbourhood search (Shaw 1998): the decisions about most units stay as they are, so each MILP is
-small. To mend, the units that matter where the budget is broken are free; to cheapen, those of one part of
-the backward pass after the other.
+small. Those of one part of the backward pass after the other are free, and where a draft then breaks the
+budget, because a memory row was not there yet, those of the units that matter there.
 """
 
 from __future__ import annotations
@@ -12,53 +12,72 @@ from collections.abc import Iterable, Iterator
 
 from rematc.problem import Problem
 from rematc.solve.decode import decode
-from rematc.solve.expand import Draft, Written, excesses, expand
+from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.formulate import Formulation
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
+from rematc.solve.spans import tightest
 
 FREE = 40  # units that are free at the least
+MOST_FREE = 4 * FREE  # to mend a draft
 SLICE_S = 4.0
-ROUNDS = 60
 
 
-def improve(
-    problem: Problem,
-    merged: Merged,
-    refined: Refined,
-    written: Written,
-    goal_ns: float,
-    gap: float,
-    deadline: float,
-) -> Written | None:
-    """The cheapest plan within the budget found from ``written`` on, until ``deadline`` or at ``goal_ns``."""
-    assert problem.budget_bytes is not None
-    near, refined = _Near(merged.core), refined.copy()
-    best: Written | None = None
-    sweep = near.sweep()
-    f, size, n_free = build(problem, merged, refined, closures=False), refined.size, FREE
-    for _ in range(ROUNDS):
-        fits = written.plan.peak_bytes <= problem.budget_bytes
-        if fits and (best is None or written.plan.cost_ns < best.plan.cost_ns):
-            best = written
-        left = deadline - time.monotonic()
-        if left <= 0 or (best is not None and best.plan.cost_ns <= goal_ns):
-            break
-        if fits:
-            free = next(sweep)
-        else:
-            refine(problem, merged, refined, written, strict=True)
-            over = {t or 0 for _, t, _ in excesses(problem, written)}
-            free = near.units(over, n_free)
-        if refined.size != size:
-            f, size = build(problem, merged, refined, closures=False), refined.size
-        result = f.model.solve(gap=gap, time_limit_s=min(left, SLICE_S), fixed=_fixed(f, written.draft, free))
-        if result.values is None:
-            n_free *= 2
-            continue
-        written = expand(problem, merged, decode(f, result.values))
-    return best
+class Improver:
+    """A plan within the budget, ``best``, and the search for cheaper ones around it."""
+
+    def __init__(self, problem: Problem, merged: Merged, start: Written) -> None:
+        self.problem, self.merged = problem, merged
+        self.best = self.last = start
+        self.refined = Refined(tightest(merged.core))
+        self.near = _Near(merged.core)
+        self.sweep = self.near.sweep()
+        self.n_free = FREE
+        self._build()
+
+    def run(self, goal_ns: float, gap: float, deadline: float) -> None:
+        """Make ``best`` cheaper until ``deadline``, or it costs ``goal_ns`` at most."""
+        while self.best.plan.cost_ns > goal_ns and (left := deadline - time.monotonic()) > 0:
+            free = self._free()
+            fixed = _fixed(self.f, self.last.draft, free)
+            result = self.f.model.solve(gap=gap, time_limit_s=min(left, SLICE_S), fixed=fixed)
+            if result.values is None:
+                self._retreat()
+                continue
+            self.last = expand(self.problem, self.merged, decode(self.f, result.values))
+            if self._fits() and self.last.plan.cost_ns < self.best.plan.cost_ns:
+                self.best = self.last
+
+    def offer(self, other: Written) -> None:
+        """Go on from ``other`` if it is cheaper."""
+        if other.plan.cost_ns < self.best.plan.cost_ns:
+            self.best = self.last = other
+
+    def _fits(self) -> bool:
+        assert self.problem.budget_bytes is not None
+        return self.last.plan.peak_bytes <= self.problem.budget_bytes
+
+    def _build(self) -> None:
+        self.f = build(self.problem, self.merged, self.refined, closures=False)
+
+    def _free(self) -> frozenset[int]:
+        """The units to decide about: where the budget is broken, else the next part of the sweep."""
+        if self._fits():
+            self.n_free = FREE
+            return next(self.sweep)
+        # One stage after the other: what is fixed must not break a row of its own.
+        size = self.refined.size
+        worst = refine(self.problem, self.merged, self.refined, self.last, at_once=1, strict=True)
+        if self.refined.size != size:
+            self._build()
+        return self.near.units(worst, self.n_free)
+
+    def _retreat(self) -> None:
+        """Nothing found: free more, and when that does not help either, go back to the best plan."""
+        self.n_free *= 2
+        if self.n_free > MOST_FREE or self._fits():
+            self.last = self.best
 
 
 class _Near:

@@ -18,7 +18,7 @@ from rematc.solve.reduce import Core
 from rematc.solve.rows import add_burst, add_forward
 from rematc.solve.spans import Spans, every_stage
 
-AT_ONCE, APART = 8, 4  # how many stages are told apart in a round, and how far from each other
+AT_ONCE, APART = 4, 4  # how many stages are told apart in a round, and how far from each other
 
 
 @dataclass
@@ -74,33 +74,42 @@ def build(
 
 
 def refine(
-    problem: Problem, merged: Merged, refined: Refined, written: Written, *, strict: bool = False
-) -> None:
-    """Tell apart what makes ``written`` break the budget; ``strict``: in the given order at once."""
+    problem: Problem,
+    merged: Merged,
+    refined: Refined,
+    written: Written,
+    *,
+    at_once: int = AT_ONCE,
+    strict: bool = False,
+) -> list[int]:
+    """Tell apart what makes ``written`` break the budget, in the stages returned.
+
+    ``strict``: memory rows are in the given order at once.
+    """
     full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
     unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
-    known = set(refined.any_order)
     over: dict[int, int] = {}
-    for op, t, excess in excesses(problem, written):
-        if t is None:
-            if op in full_unit:
-                refined.forward.add(full_unit[op])
-            continue
-        over[t] = max(excess, over.get(t, 0))
-        if (
-            op in unit
-            and merged.core.stages[t].unit != unit[op]
-            and refined.spans.is_single(refined.spans.of(t))
-        ):
+    found = list(excesses(problem, written))
+    for op, t, excess in found:
+        if t is not None:
+            over[t] = max(excess, over.get(t, 0))
+        elif op in full_unit:
+            refined.forward.add(full_unit[op])
+    worst = _worst(over, at_once)
+    known = set(refined.any_order)
+    for op, t, _ in found:
+        is_first_run = t is not None and op in unit and merged.core.stages[t].unit == unit[op]
+        if t in worst and op in unit and not is_first_run and refined.spans.is_single(refined.spans.of(t)):
             pair = (unit[op], t)
             (refined.in_order if strict or pair in known else refined.any_order).add(pair)
-    refined.spans = refined.spans.alone(_worst(over))
+    refined.spans = refined.spans.alone(worst)
+    return worst or [0]
 
 
-def _worst(over: dict[int, int]) -> list[int]:
+def _worst(over: dict[int, int], at_once: int) -> list[int]:
     """A few stages that are over by most, none near another: once those are mended, the rest may be fine."""
     found: list[int] = []
     for t in sorted(over, key=lambda t: (-over[t], t)):
-        if len(found) < AT_ONCE and all(abs(t - other) > APART for other in found):
+        if len(found) < at_once and all(abs(t - other) > APART for other in found):
             found.append(t)
     return found

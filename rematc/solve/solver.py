@@ -13,7 +13,7 @@ from rematc.problem import Problem
 from rematc.simulate import Profile, simulate, validate
 from rematc.solve.drop import drop
 from rematc.solve.expand import Written, expand, keep_all
-from rematc.solve.improve import improve
+from rematc.solve.improve import Improver
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.reduce import reduce
@@ -102,20 +102,15 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
     assert problem.budget_bytes is not None
     merged, limit_s = merge(whole.core), options.time_limit_s
     first = drop(problem, merged) or _tightest(problem, merged, started + limit_s / 2)
-    best, bound, shape, refined = first, 0, merged, Refined(tightest(merged.core))
-    for other in (merged, whole):  # near the floor a chain's parts have to run apart
-        start = Refined(tightest(other.core))
-        found = search(problem, other, start, options.gap, started + SEARCH * limit_s)
-        bound = max(bound, found.bound_ns)
-        if found.best is not None:
-            if found.best.plan.cost_ns < best.plan.cost_ns:
-                best, shape, refined = found.best, other, start
-            break
-    goal = (1 + options.gap) * bound
-    if best.plan.cost_ns > goal:
-        best = improve(problem, shape, refined, best, goal, options.gap / 2, started + limit_s) or best
-    plan = _judge(best.plan, bound, options.gap)
-    return _fallen_back(plan) if best is first and plan.status == "feasible" else plan
+    improver = Improver(problem, merged, first)
+    found = search(
+        problem, merged, Refined(tightest(merged.core)), options.gap, started + SEARCH * limit_s, improver
+    )
+    if found.best is not None:
+        improver.offer(found.best)
+    improver.run((1 + options.gap) * found.bound_ns, options.gap / 2, started + limit_s)
+    plan = _judge(improver.best.plan, found.bound_ns, options.gap)
+    return _fallen_back(plan) if improver.best is first and plan.status == "feasible" else plan
 
 
 def _tightest(problem: Problem, merged: Merged, deadline: float) -> Written:
