@@ -1,8 +1,7 @@
 """Make a plan cheaper, a few units at a time.
 
 Large neighbourhood search (Shaw 1998): the decisions about most units stay as they are, so each MILP is
-small. Those of one part of the backward pass after the other are free, and where a draft then breaks the
-budget, because a memory row was not there yet, those of the units that matter there.
+small and has a solution from the start. Those of one part of the backward pass after the other are free.
 """
 
 from __future__ import annotations
@@ -20,64 +19,52 @@ from rematc.solve.refine import Refined, build, refine
 from rematc.solve.spans import tightest
 
 FREE = 40  # units that are free at the least
-MOST_FREE = 4 * FREE  # to mend a draft
-SLICE_S = 4.0
+TRIES = 8  # for the same units, as long as memory rows turn out to be missing
+SLICE_S = 2.0
 
 
 class Improver:
     """A plan within the budget, ``best``, and the search for cheaper ones around it."""
 
     def __init__(self, problem: Problem, merged: Merged, start: Written) -> None:
-        self.problem, self.merged = problem, merged
-        self.best = self.last = start
+        self.problem, self.merged, self.best = problem, merged, start
         self.refined = Refined(tightest(merged.core))
-        self.near = _Near(merged.core)
-        self.sweep = self.near.sweep()
-        self.n_free = FREE
-        self._build()
+        self.sweep = _Near(merged.core).sweep()
+        self.f = self._formulation()
 
     def run(self, goal_ns: float, gap: float, deadline: float) -> None:
         """Make ``best`` cheaper until ``deadline``, or it costs ``goal_ns`` at most."""
-        while self.best.plan.cost_ns > goal_ns and (left := deadline - time.monotonic()) > 0:
-            free = self._free()
-            fixed = _fixed(self.f, self.last.draft, free)
-            result = self.f.model.solve(gap=gap, time_limit_s=min(left, SLICE_S), fixed=fixed)
-            if result.values is None:
-                self._retreat()
-                continue
-            self.last = expand(self.problem, self.merged, decode(self.f, result.values))
-            if self._fits() and self.last.plan.cost_ns < self.best.plan.cost_ns:
-                self.best = self.last
+        while self.best.plan.cost_ns > goal_ns and time.monotonic() < deadline:
+            free = next(self.sweep)
+            for _ in range(TRIES):
+                left = min(SLICE_S, deadline - time.monotonic())
+                if left <= 0 or not self._step(free, gap, left):
+                    break
 
     def offer(self, other: Written) -> None:
         """Go on from ``other`` if it is cheaper."""
-        if other.plan.cost_ns < self.best.plan.cost_ns:
-            self.best = self.last = other
+        self.best = min(self.best, other, key=lambda written: written.plan.cost_ns)
 
-    def _fits(self) -> bool:
+    def _step(self, free: frozenset[int], gap: float, time_limit_s: float) -> bool:
+        """Decide about ``free`` units anew; True if memory rows were missing, and now are there."""
         assert self.problem.budget_bytes is not None
-        return self.last.plan.peak_bytes <= self.problem.budget_bytes
-
-    def _build(self) -> None:
-        self.f = build(self.problem, self.merged, self.refined, closures=False)
-
-    def _free(self) -> frozenset[int]:
-        """The units to decide about: where the budget is broken, else the next part of the sweep."""
-        if self._fits():
-            self.n_free = FREE
-            return next(self.sweep)
-        # One stage after the other: what is fixed must not break a row of its own.
+        fixed = _fixed(self.f, self.best.draft, free)
+        result = self.f.model.solve(gap=gap, time_limit_s=time_limit_s, fixed=fixed)
+        if result.values is None:
+            return False
+        found = expand(self.problem, self.merged, decode(self.f, result.values))
+        if found.plan.peak_bytes <= self.problem.budget_bytes:
+            self.offer(found)
+            return False
         size = self.refined.size
-        worst = refine(self.problem, self.merged, self.refined, self.last, at_once=1, strict=True)
-        if self.refined.size != size:
-            self._build()
-        return self.near.units(worst, self.n_free)
+        refine(self.problem, self.merged, self.refined, found, at_once=16, strict=True)
+        if self.refined.size == size:
+            return False
+        self.f = self._formulation()
+        return True
 
-    def _retreat(self) -> None:
-        """Nothing found: free more, and when that does not help either, go back to the best plan."""
-        self.n_free *= 2
-        if self.n_free > MOST_FREE or self._fits():
-            self.last = self.best
+    def _formulation(self) -> Formulation:
+        return build(self.problem, self.merged, self.refined, closures=False)
 
 
 class _Near:
