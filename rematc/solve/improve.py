@@ -33,9 +33,11 @@ class Improver:
         self.f = self._formulation()
 
     def run(self, goal_ns: float, gap: float, deadline: float) -> None:
-        """Make ``best`` cheaper until ``deadline``, or it costs ``goal_ns`` at most."""
+        """Make ``best`` cheaper until ``deadline``, it costs ``goal_ns`` at most, or all was free at once."""
         while self.best.plan.cost_ns > goal_ns and time.monotonic() < deadline:
-            free = next(self.sweep)
+            free = next(self.sweep, None)
+            if free is None:
+                break
             for _ in range(TRIES):
                 left = min(SLICE_S, deadline - time.monotonic())
                 if left <= 0 or not self._step(free, gap, left):
@@ -89,9 +91,9 @@ class _Near:
         return frozenset(sorted(far, key=lambda u: (far[u], u))[:n])
 
     def sweep(self) -> Iterator[frozenset[int]]:
-        """Parts of the backward pass, from its beginning to its end, then larger ones."""
+        """Parts of the backward pass, from its beginning to its end, then larger ones, at last all of it."""
         n = FREE
-        while True:
+        while n < 2 * len(self.read):
             step = max(1, len(self.core.stages) * n // (2 * max(1, len(self.read))))
             for t in range(0, len(self.core.stages), step):
                 yield self.units((t,), n)

@@ -56,7 +56,8 @@ def merge(full: Core) -> Merged:
 
 def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]]]:
     """Units left by index, and the units that each stands for."""
-    units, parts = dict(enumerate(core.units)), {u: (u,) for u in range(len(core.units))}
+    units = dict(enumerate(core.units))
+    parts: dict[int, tuple[int, ...]] = {u: (u,) for u in units}
     readers = {b: set(r) for b, r in enumerate(core.readers)}
     maker = dict(enumerate(core.maker))
     for f in list(units):

@@ -1,0 +1,210 @@
+"""The search that serves large problems, held against exhaustive search on small ones, rule by rule."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+
+from benchmarks import corpus
+from rematc.errors import BudgetError
+from rematc.options import SolveOptions
+from rematc.problem import Problem
+from rematc.simulate import validate
+from rematc.solve import solve, solver
+from rematc.solve.closure import add_closures
+from rematc.solve.drop import drop
+from rematc.solve.expand import Draft, expand, keep_all
+from rematc.solve.formulate import formulate
+from rematc.solve.improve import Improver
+from rematc.solve.lowest import from_scratch, lowest
+from rematc.solve.merge import merge, unmerged
+from rematc.solve.reduce import reduce
+from rematc.solve.refine import Refined, complete
+from rematc.solve.search import search
+from rematc.solve.spans import Spans, every_stage, tightest
+from tests import oracle
+from tests.dags import random_dag
+from tests.graphs import budgets, chain, problems, random_problem, save_all_peak, skip
+
+EXACT = SolveOptions(gap=0.0)
+
+
+@pytest.fixture
+def _as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small problems go the way of large ones."""
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+
+
+@pytest.mark.usefixtures("_as_if_large")
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 300, 50)], ids=str)
+def test_the_bound_is_below_every_plan_and_most_plans_are_optimal(seeds: range) -> None:
+    """Exhaustive search knows every plan: in any order, with pauses anywhere."""
+    asked = [p.with_budget(b) for p in map(random_problem, seeds) for b in budgets(p)]
+    optimal = 0
+    for problem in asked:
+        best = oracle.search(problem)
+        assert best is not None
+        try:
+            plan = solve(problem, EXACT)
+        except BudgetError as e:
+            assert e.bound_bytes <= (problem.budget_bytes or 0), "it claims to know that nothing fits"
+            continue
+        validate(problem, plan)
+        assert plan.bound_ns <= best.cost_ns <= plan.cost_ns
+        optimal += plan.cost_ns == best.cost_ns
+    assert optimal >= 0.98 * len(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_as_if_large")
+@pytest.mark.parametrize("seeds", [range(start, start + 100) for start in range(300, 2000, 100)], ids=str)
+def test_the_bound_holds_on_many_more(seeds: range) -> None:
+    test_the_bound_is_below_every_plan_and_most_plans_are_optimal(seeds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(start, start + 100) for start in range(500, 2000, 100)], ids=str)
+def test_cost_equals_that_of_an_exhaustive_search_on_many_more(seeds: range) -> None:
+    for seed in seeds:
+        problem = random_problem(seed)
+        for budget in budgets(problem):
+            asked = problem.with_budget(budget)
+            best = oracle.search(asked)
+            assert best is not None
+            assert solve(asked).cost_ns == best.cost_ns, seed
+
+
+@settings(max_examples=40)
+@given(problems(ops=9))
+def test_merging_changes_no_optimum(problem: Problem) -> None:
+    """Chains that run apart can need less memory, never less time: so costs agree where memory is no matter."""
+    for budget in budgets(problem)[1:]:
+        asked = problem.with_budget(budget)
+        full = reduce(asked, pauses=1)
+        costs = []
+        for merged in (unmerged(full), merge(full)):
+            found = search(asked, merged, complete(merged.core), 0.0, time.monotonic() + 60).best
+            costs.append(None if found is None else found.plan.cost_ns)
+        assert costs[1] is None or costs[0] == costs[1]
+
+
+@settings(max_examples=40)
+@given(problems(ops=9))
+def test_fewer_spans_and_any_order_are_relaxations(problem: Problem) -> None:
+    """Each step from one span for all to every stage alone can only raise the bound."""
+    core = reduce(problem)
+    budget = budgets(problem)[0]
+    whole, single = Spans((0,), len(core.stages)), every_stage(core)
+    bounds = []
+    for spans in (whole, tightest(core), single):
+        f = formulate(core, budget, spans)
+        result = f.model.solve(gap=0.0)
+        bounds.append(f.floor_ns(result.bound) if result.values is not None else float("inf"))
+    assert bounds == sorted(bounds)
+
+
+@settings(max_examples=40)
+@given(problems(ops=9))
+def test_closures_cut_off_no_plan(problem: Problem) -> None:
+    core = reduce(problem)
+    for budget in budgets(problem):
+        f, g = (formulate(core, budget, every_stage(core)) for _ in range(2))
+        add_closures(g)
+        without, with_closures = f.model.solve(gap=0.0), g.model.solve(gap=0.0)
+        assert (without.values is None) == (with_closures.values is None)
+        if without.values is not None:
+            assert f.floor_ns(without.bound) == g.floor_ns(with_closures.bound)
+
+
+def test_closures_make_the_bound_tight() -> None:
+    """Without them a fraction of each block is had for a fraction of its price, span by span."""
+    problem = corpus.load("vgg16")
+    core = merge(reduce(problem)).core
+    spans = tightest(core).alone(range(0, len(core.stages), 6))
+    bounds = []
+    for closed in (False, True):
+        f = formulate(core, save_all_peak(problem) * 3 // 4, spans)
+        if closed:
+            add_closures(f)
+        f.model.integer = [False] * len(f.model.integer)
+        bounds.append(f.floor_ns(f.model.solve(gap=0.0).bound))
+    assert bounds[1] > 1.3 * bounds[0] > 0
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [chain(40, ns=100), skip(9), Problem.from_networkx(random_dag(3))],
+    ids=["chain", "skip", "dag"],
+)
+def test_dropping_fits_or_says_that_it_found_nothing(problem: Problem) -> None:
+    merged = unmerged(reduce(problem))
+    high = expand(problem, merged, keep_all(merged.core)).plan.peak_bytes
+    for share in (0.3, 0.6, 0.8, 1.0):
+        asked = problem.with_budget(int(share * high))
+        written = drop(asked, merged)
+        if written is not None:
+            assert written.plan.peak_bytes <= asked.budget_bytes
+    assert drop(problem.with_budget(high), merged).plan.cost_ns == 0
+
+
+def test_what_is_made_from_scratch_keeps_nothing() -> None:
+    draft = from_scratch(reduce(chain(6)))
+    assert draft.saved == frozenset()
+    assert sum(map(len, draft.runs)) > 6
+
+
+@settings(max_examples=25)
+@given(problems(ops=9))
+def test_the_lowest_peak_is_bounded_from_below(problem: Problem) -> None:
+    merged = unmerged(reduce(problem))
+    start = expand(problem, merged, keep_all(merged.core))
+    written, bound = lowest(problem, merged, start, time.monotonic() + 60)
+    assert bound <= oracle.minimum_peak(problem) <= written.plan.peak_bytes
+
+
+def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
+    problem = chain(24, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    merged = unmerged(reduce(asked))
+    start = drop(asked, merged)
+    assert start is not None
+    improver = Improver(asked, merged, start)
+    improver.run(goal_ns=0, gap=0.0, deadline=time.monotonic() + 2)
+    assert improver.best.plan.peak_bytes <= asked.budget_bytes
+    assert improver.best.plan.cost_ns <= start.plan.cost_ns
+
+
+def test_a_stage_too_large_gets_a_span_of_its_own() -> None:
+    assert Spans((0,), 9).alone([3, 8]).starts == (0, 3, 4, 8)
+
+
+def test_a_draft_says_what_is_saved() -> None:
+    problem = chain(4)
+    merged = unmerged(reduce(problem))
+    nothing = Draft(frozenset(), from_scratch(merged.core).runs)
+    assert expand(problem, merged, nothing).plan.saved == ()
+
+
+def test_a_budget_can_be_given_to_solve() -> None:
+    problem = chain(12, ns=100)
+    budget = save_all_peak(problem) - 3
+    assert solve(problem, budget_bytes=budget).budget_bytes == budget
+
+
+def test_one_second_is_enough_for_a_plan_and_a_bound() -> None:
+    problem = chain(80, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) * 7 // 10)
+    plan = solve(asked, SolveOptions(time_limit_s=1))
+    validate(asked, plan)
+    assert 0 < plan.bound_ns <= plan.cost_ns
+
+
+def test_refining_a_copy_leaves_the_first_alone() -> None:
+    first = Refined(Spans((0,), 4))
+    second = first.copy()
+    second.in_order.add((0, 1))
+    assert not first.in_order
+    assert first.bounds_all
+    assert not second.bounds_all
