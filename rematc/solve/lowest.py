@@ -23,9 +23,9 @@ SCRATCH_PAIRS = 200_000  # more would take too long to write and to judge
 def lowest(problem: Problem, merged: Merged, start: Written, deadline: float) -> tuple[Written, int]:
     """The plan with the lowest peak found by ``deadline``, and a lower bound on the peak of every plan.
 
-    ``start`` is any plan that is known.
+    ``start`` is any plan that is known. A plan within the problem's budget is low enough.
     """
-    best, bound = start, 0
+    best, bound, asked = start, 0, problem.budget_bytes or 0
     refined = Refined(tightest(merged.core))
     problem = problem.with_budget(best.plan.peak_bytes)
     for _ in range(ROUNDS):
@@ -43,9 +43,9 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: float) ->
         target = int(max(bound, f.floor_bytes(result.bound)) * (1 + GAP))
         size = refined.size
         refine(problem.with_budget(target), merged, refined, written)
-        if best.plan.peak_bytes <= target or refined.size == size:
+        if best.plan.peak_bytes <= max(target, asked) or refined.size == size:
             break
-    if best.plan.peak_bytes > bound * (1 + ENOUGH):
+    if best.plan.peak_bytes > max(asked, bound * (1 + ENOUGH)):
         best = _dropped(problem, merged, best)
     return best, min(bound, best.plan.peak_bytes)
 

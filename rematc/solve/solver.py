@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
+LOWEST_S = 20.0  # for the smallest budget that can be met
 DEFAULT = SolveOptions()
 
 
@@ -101,7 +102,10 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
 def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started: float) -> Plan:
     assert problem.budget_bytes is not None
     merged, limit_s = merge(whole.core), options.time_limit_s
-    first = drop(problem, merged) or _tightest(problem, merged, started + limit_s / 2)
+    first = drop(problem, merged)
+    if first is None:  # any plan is worth more than the time limit, and so is the same refusal under each
+        first = _tightest(problem, merged)
+        started = time.monotonic()
     improver = Improver(problem, merged, first)
     found = search(
         problem, merged, Refined(tightest(merged.core)), options.gap, started + SEARCH * limit_s, improver
@@ -113,11 +117,11 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
     return _fallen_back(plan) if improver.best is first and plan.status == "feasible" else plan
 
 
-def _tightest(problem: Problem, merged: Merged, deadline: float) -> Written:
+def _tightest(problem: Problem, merged: Merged) -> Written:
     """Where dropping finds nothing that fits: the plan with the lowest peak, or a refusal."""
     assert problem.budget_bytes is not None
     start = expand(problem, merged, keep_all(merged.core))
-    written, bound_bytes = lowest(problem, merged, start, deadline)
+    written, bound_bytes = lowest(problem, merged, start, time.monotonic() + LOWEST_S)
     if written.plan.peak_bytes > problem.budget_bytes:
         raise _refusal(problem, written.plan, bound_bytes)
     return written
