@@ -27,25 +27,26 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: float) ->
     """
     best, bound, asked = start, 0, problem.budget_bytes or 0
     refined = Refined(tightest(merged.core))
-    problem = problem.with_budget(best.plan.peak_bytes)
+    high = best.plan.peak_bytes
+    problem, gap = problem.with_budget(high), GAP / 4 * (1 - problem.resident_bytes / max(1, high))
     for _ in range(ROUNDS):
         left = deadline - time.monotonic()
         if left <= 0:
             break
         f = build(problem, merged, refined, least_peak=True)
-        result = f.model.solve(gap=GAP / 4, time_limit_s=left, node_limit=NODES)
+        result = f.model.solve(gap=gap, time_limit_s=left, node_limit=NODES)
         if refined.bounds_all:
             bound = max(bound, f.floor_bytes(result.bound))
         if result.values is None:
             break
         written = expand(problem, merged, decode(f, result.values))
         best = min(best, written, key=_peak)
-        target = int(max(bound, f.floor_bytes(result.bound)) * (1 + GAP))
+        target = _above(problem, max(bound, f.floor_bytes(result.bound)), GAP)
         size = refined.size
         refine(problem.with_budget(target), merged, refined, written)
         if best.plan.peak_bytes <= max(target, asked) or refined.size == size:
             break
-    if best.plan.peak_bytes > max(asked, bound * (1 + ENOUGH)):
+    if best.plan.peak_bytes > max(asked, _above(problem, bound, ENOUGH)):
         best = _dropped(problem, merged, best)
     return best, min(bound, best.plan.peak_bytes)
 
@@ -74,6 +75,11 @@ def from_scratch(core: Core) -> Draft:
     read = {b for units in runs for u in units for b in core.units[u].reads}
     read |= {b for stage in core.stages for b in stage.reads}
     return Draft(pinned & read, tuple(runs))
+
+
+def _above(problem: Problem, peak_bytes: int, share: float) -> int:
+    """``share`` more than ``peak_bytes``, of what is not resident."""
+    return peak_bytes + int(share * max(0, peak_bytes - problem.resident_bytes))
 
 
 def _peak(written: Written) -> int:
