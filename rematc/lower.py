@@ -21,7 +21,15 @@ def op_by_op(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]
     def run(args: list[Any]) -> Any:
         for i in unread:  # the interpreter lets go of a value at its last use, and these have none
             args[i] = None
-        return fx.Interpreter(module).boxed_run(args)  # a new one each time: it keeps its last results
+        return _Frugal(module).boxed_run(args)  # a new one each time: it keeps its last results
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+class _Frugal(fx.Interpreter):
+    """Torch's interpreter lets go of a value at its last use; this one also of a value that has none."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        return result if n.users or n.op == "output" else None

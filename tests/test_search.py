@@ -196,6 +196,19 @@ def test_a_draft_says_what_is_saved() -> None:
     assert expand(problem, merged, nothing).plan.saved == ()
 
 
+def test_what_a_draft_runs_for_nobody_is_left_out() -> None:
+    problem = chain(4)
+    core = reduce(problem)
+    every = tuple(range(len(core.units)))
+    wasteful = Draft(keep_all(core).saved, tuple(every for _ in core.stages))
+    plan = expand(problem, unmerged(core), wasteful).plan
+    alive = set(problem.graph.gradients)
+    for i in reversed(plan.backward):
+        op = problem.graph.ops[i]
+        assert op.phase == "backward" or alive.intersection(op.outputs)
+        alive = (alive - set(op.outputs)) | set(op.inputs)
+
+
 def test_a_budget_can_be_given_to_solve() -> None:
     problem = chain(12, ns=100)
     budget = save_all_peak(problem) - 3

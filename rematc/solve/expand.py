@@ -49,7 +49,7 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
         for part in (part for u in units for part in merged.parts[u]):
             writer.run(full.units[part].op)
         if stage.unit is not None:
-            writer.run(full.units[merged.parts[stage.unit][0]].op)
+            writer.must.add(writer.run(full.units[merged.parts[stage.unit][0]].op))
         elif stage.op is not None:
             for op in backward:  # the views before it, and itself
                 writer.run(op)
@@ -60,8 +60,9 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
         writer.run(op)
     writer.take(problem.graph.gradients)
     stages += [len(draft.runs) - 1] * (len(writer.steps) - len(stages))
-    plan = judged(problem, Plan(tuple(sorted(writer.read_saved)), tuple(writer.steps)))
-    return Written(plan, draft, tuple(stages))
+    saved_values, kept = writer.finish()
+    plan = judged(problem, Plan(saved_values, tuple(writer.steps[n] for n in kept)))
+    return Written(plan, draft, tuple(stages[n] for n in kept))
 
 
 def excesses(problem: Problem, written: Written) -> Iterator[tuple[int, int | None, int]]:
@@ -81,23 +82,37 @@ class _Writer:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.at_hand = {*graph.inputs, *graph.tangents}
-        self.made_here: set[int] = {*graph.inputs, *graph.tangents}
-        self.read_saved: set[int] = set()
+        self.must: set[int] = set()
         self.steps: list[int] = []
         self.views_on: dict[int, set[int]] = {}
 
-    def run(self, i: int) -> None:
-        """Write op ``i``, the views that it reads before it."""
+    def run(self, i: int) -> int:
+        """Write op ``i``, the views that it reads before it. Returns its place in ``steps``."""
         self.take(self.graph.ops[i].inputs)
         self._append(i)
+        return len(self.steps) - 1
 
     def take(self, values: Iterable[int]) -> None:
         """Make sure that ``values`` are at hand: those that are not are views, taken now."""
         for v in values:
             if v not in self.at_hand:
                 self.run(self.graph.producer[v])
-            elif v not in self.made_here:
-                self.read_saved.add(v)
+
+    def finish(self) -> tuple[tuple[int, ...], list[int]]:
+        """The values read before they are made, which must be saved, and the places of the steps worth running.
+
+        A draft may run what no later step reads, or reads only in a step that is itself left out.
+        """
+        graph, kept = self.graph, []
+        wanted = set(graph.gradients)
+        for n in reversed(range(len(self.steps))):
+            op = graph.ops[self.steps[n]]
+            if op.phase == "backward" or n in self.must or not wanted.isdisjoint(op.outputs):
+                kept.append(n)
+                wanted.difference_update(op.outputs)
+                wanted.update(op.inputs)
+        given = {*graph.inputs, *graph.tangents}
+        return tuple(sorted(wanted - given)), kept[::-1]
 
     def _append(self, i: int) -> None:
         op = self.graph.ops[i]
@@ -110,4 +125,3 @@ class _Writer:
             elif op.phase == "forward":
                 self.views_on.setdefault(storage, set()).add(v)
         self.at_hand.update(op.outputs)
-        self.made_here.update(op.outputs)
