@@ -89,6 +89,15 @@ class Graph:
         return frozenset(self.values[v].storage for v in self.inputs)
 
     @cached_property
+    def views(self) -> frozenset[int]:
+        """Indices of the ops that make no memory of their own, and may be taken again anywhere."""
+        return frozenset(i for i, op in enumerate(self.ops) if self._is_view(op))
+
+    def _is_view(self, op: Op) -> bool:
+        at_hand = {self.values[v].storage for v in op.inputs} | self.resident
+        return not (op.pin or op.needed) and all(self.values[v].storage in at_hand for v in op.outputs)
+
+    @cached_property
     def forward(self) -> tuple[int, ...]:
         """Indices of all forward ops, in order."""
         return tuple(i for i, op in enumerate(self.ops) if op.phase == "forward")
@@ -123,3 +132,29 @@ class Graph:
         roots = [*self.gradients, *(v for i in needed for v in self.ops[i].inputs)]
         run = self.ancestors(roots) | set(needed)
         return tuple(i for i in self.backward if i in run)
+
+    @cached_property
+    def kept_in_order(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of backward ops of which the first stays before the second, whether or not that reads it.
+
+        Ops that draw random numbers, write or have other effects (those with a ``pin`` or ``needed``) keep
+        their order among each other. What such an op reads or makes it may also write, so all other ops on
+        that memory stay on their side of it.
+        """
+        pairs: list[tuple[int, int]] = []
+        latest: int | None = None
+        writer: dict[int, int] = {}
+        others: dict[int, list[int]] = {}
+        for i in self.backward_steps:
+            op = self.ops[i]
+            touched = dict.fromkeys(self.values[v].storage for v in (*op.inputs, *op.outputs))
+            pairs += [(writer[s], i) for s in touched if s in writer]
+            if op.pin or op.needed:
+                pairs += [(latest, i)] if latest is not None else []
+                pairs += [(j, i) for s in touched for j in others.pop(s, ())]
+                latest = i
+                writer.update(dict.fromkeys(touched, i))
+            else:
+                for s in touched:
+                    others.setdefault(s, []).append(i)
+        return tuple(dict.fromkeys(pairs))

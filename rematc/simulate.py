@@ -105,7 +105,8 @@ def simulate(problem: Problem, plan: Plan) -> Profile:
     """Walk ``plan`` over ``problem`` and return its `Profile`.
 
     Raises `PlanError` where the plan reads a value that is not at hand, runs a pinned op a second
-    time, leaves out a backward op or changes their order. Does not look at the budget: see `validate`.
+    time, leaves out a backward op or swaps two that `Graph.kept_in_order` names.
+    Does not look at the budget: see `validate`.
     """
     graph = problem.graph
     _check_indices(graph, plan)
@@ -176,9 +177,17 @@ def _check_indices(graph: Graph, plan: Plan) -> None:
 
 
 def _check_order(graph: Graph, plan: Plan) -> None:
+    """Each backward op once, in any order that keeps effects: that reads come after makes, the walk sees."""
     given = [i for i in plan.backward if graph.ops[i].phase == "backward"]
-    if given != list(graph.backward_steps):
-        raise PlanError("the plan's backward ops are not the graph's, or not in their order")
+    if sorted(given) != list(graph.backward_steps):
+        raise PlanError("the plan's backward ops are not the graph's, each once")
+    place = {i: k for k, i in enumerate(given)}
+    for first, then in graph.kept_in_order:
+        if place[first] > place[then]:
+            names = f"{graph.ops[then].name!r} before {graph.ops[first].name!r}"
+            raise PlanError(
+                f"the plan runs backward op {names}: one of them has effects, so they stay in order"
+            )
 
 
 def _profile(problem: Problem, walk: _Walk, end: int) -> Profile:

@@ -16,11 +16,16 @@ def decode(f: Formulation, values: Sequence[float]) -> Draft:
     def kept(b: int, k: int) -> bool:
         return (b, k) in f.kept and values[f.kept[b, k]] > 0.5
 
-    blocks = range(len(core.block_bytes))
+    there: list[set[int]] = [set(core.held) for _ in f.spans.starts]
+    for (b, k), x in f.kept.items():
+        if values[x] > 0.5:
+            there[k].add(b)
+    again: list[set[int]] = [set() for _ in f.spans.starts]
+    for (u, k), x in f.again.items():
+        if values[x] > 0.5:
+            again[k].add(u)
     runs: list[tuple[int, ...]] = []
-    for k in range(len(f.spans)):
-        at_hand = set(core.held) | {b for b in blocks if kept(b, k)}
-        left = {u for (u, j), x in f.again.items() if j == k and values[x] > 0.5}
+    for k, (at_hand, left) in enumerate(zip(there, again, strict=True)):
         for t in f.spans[k]:
             wanted = set(core.stages[t].reads)
             if t == f.spans[k][-1]:
@@ -31,7 +36,7 @@ def decode(f: Formulation, values: Sequence[float]) -> Draft:
             if (first := core.stages[t].unit) is not None:
                 at_hand.update(core.units[first].makes)
             runs.append(tuple(units))
-    return Draft(frozenset(b for b in blocks if kept(b, 0)), tuple(runs))
+    return Draft(frozenset(b for b in range(len(core.block_bytes)) if kept(b, 0)), tuple(runs))
 
 
 def missing(core: Core, blocks: Iterable[int], at_hand: set[int] | frozenset[int]) -> list[int]:

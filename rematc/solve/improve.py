@@ -18,7 +18,7 @@ from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.spans import tightest
 
-FREE = 40  # units that are free at the least
+FREE = 8  # units that are free at the least
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 SLICE_S = 2.0
 

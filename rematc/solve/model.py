@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
 
 Term = tuple[int, float]  # a variable and its coefficient
+TOLERANCE = 1e-6
 Reason = mathopt.TerminationReason
 
 
@@ -75,34 +77,54 @@ class Model:
         parameters = mathopt.SolveParameters(
             relative_gap_tolerance=gap, node_limit=node_limit, time_limit=limit, random_seed=1
         )
-        result = mathopt.solve(self._program(fixed or {}), mathopt.SolverType.HIGHS, params=parameters)
+        program = self._program(fixed or {})
+        if program is None:
+            return Result(None, math.inf, True)
+        result = mathopt.solve(program, mathopt.SolverType.HIGHS, params=parameters)
         reason = result.termination.reason
         values = None
         if result.has_primal_feasible_solution():
             values = [0.0] * len(self.cost)
+            for x, value in (fixed or {}).items():
+                values[x] = value
             for x, value in result.variable_values().items():
                 values[x.id] = value
         infeasible = reason in (Reason.INFEASIBLE, Reason.INFEASIBLE_OR_UNBOUNDED)
         bound = result.termination.objective_bounds.dual_bound
         return Result(values, bound, infeasible or reason is Reason.OPTIMAL)
 
-    def _program(self, fixed: Mapping[int, float]) -> mathopt.Model:
-        n = range(len(self.cost))
-        rows = range(len(self.upper))
-        priced = [x for x in n if self.cost[x]]
+    def _program(self, fixed: Mapping[int, float]) -> mathopt.Model | None:
+        """What is left to decide; None if the ``fixed`` variables break a row by themselves."""
+        value = np.full(len(self.cost), np.nan)
+        value[list(fixed)] = list(fixed.values())
+        free, cost = np.isnan(value), np.array(self.cost)
+        row, column, coefficient = map(np.array, (self.row_of, self.column_of, self.coefficient))
+        row, column = row.astype(int), column.astype(int)  # also where there are none
+        open_ = free[column]
+        known = np.bincount(row[~open_], coefficient[~open_] * value[column[~open_]], len(self.upper))
+        upper = np.array(self.upper) - known
+        most = np.bincount(row[open_], np.maximum(coefficient[open_], 0), len(self.upper))
+        if ((np.bincount(row[open_], minlength=len(self.upper)) == 0) & (upper < -TOLERANCE)).any():
+            return None
+        can_break = most > upper
+        keep = open_ & can_break[row]
+        ids = np.flatnonzero(free)
+        rows = np.flatnonzero(can_break & (np.bincount(row[keep], minlength=len(self.upper)) > 0))
+        priced = ids[cost[ids] != 0]
+        offset = self.offset + float(cost[~free] @ value[~free])
         return mathopt.Model.from_model_proto(
             model_pb2.ModelProto(
                 variables=model_pb2.VariablesProto(
-                    ids=n,
-                    lower_bounds=[fixed.get(x, 0.0) for x in n],
-                    upper_bounds=[fixed.get(x, 1.0) for x in n],
-                    integers=self.integer,
+                    ids=ids,
+                    lower_bounds=np.zeros(len(ids)),
+                    upper_bounds=np.ones(len(ids)),
+                    integers=np.array(self.integer, dtype=bool)[ids],
                 ),
-                objective=_objective(self.offset, priced, [self.cost[x] for x in priced]),
+                objective=_objective(offset, priced, cost[priced]),
                 linear_constraints=model_pb2.LinearConstraintsProto(
-                    ids=rows, lower_bounds=[-math.inf for _ in rows], upper_bounds=self.upper
+                    ids=rows, lower_bounds=np.full(len(rows), -math.inf), upper_bounds=upper[rows]
                 ),
-                linear_constraint_matrix=_matrix(self.row_of, self.column_of, self.coefficient),
+                linear_constraint_matrix=_matrix(row[keep], column[keep], coefficient[keep]),
             )
         )
 

@@ -180,9 +180,7 @@ class _Folded:
 
 def is_view(graph: Graph, i: int) -> bool:
     """Does op ``i`` make no memory of its own, and may it be taken again anywhere?"""
-    op = graph.ops[i]
-    at_hand = {graph.values[v].storage for v in op.inputs} | graph.resident
-    return not (op.pin or op.needed) and all(graph.values[v].storage in at_hand for v in op.outputs)
+    return i in graph.views
 
 
 def is_general(graph: Graph) -> bool:

@@ -16,15 +16,18 @@ from itertools import accumulate
 from rematc.solve.reduce import Core
 
 MOST = 200  # segments; more would make their number's square too large
-SPANS = (8, 16, 32, 64)  # parts of forward: a block that is read over more than one is kept
+SPANS = (2, 4, 8, 16, 32, 64)  # parts of forward: a block that is read over more than one is kept
 FEW = 3  # a chain has at least as many segments
+NEAR = 3  # segments that are read together, no farther apart than this, become one
+
+Cut = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Units, the block that crosses into them (None: nothing does), and the stages that read their blocks."""
 
-    units: range
+    units: tuple[int, ...]
     enters: int | None
     stages: range
 
@@ -53,60 +56,99 @@ def chain_of(core: Core) -> Chain | None:
     """``core`` as a chain, or None if there are hardly any cuts."""
     if core.born and max(core.born) >= 0:
         return None
-    found = [_cut(core, _always(core, len(core.units) // parts)) for parts in SPANS]
-    positions, always = max(found, key=lambda cut: len(cut[0]))
-    if len(positions) < FEW:
-        return None
-    return _with_stages(core, positions, always)
+    order = _order(core)
+    chains = [_chain(core, order, len(core.units) // parts) for parts in SPANS]
+    return min((c for c in chains if len(c.segments) >= FEW), key=_needs, default=None)
 
 
-def _always(core: Core, span: int) -> frozenset[int]:
-    """Blocks that are read more than ``span`` units after they are made, or that can't be made again."""
-    long = (b for b, readers in enumerate(core.readers) if readers and readers[-1] - core.maker[b] > max(span, 1))
-    pinned = (b for unit in core.units if unit.pinned for b in unit.makes)
-    return frozenset((*long, *pinned)) - core.held
+def _needs(chain: Chain) -> int:
+    """Bytes of what is always kept, and of the largest segment: with no more than that backward can do."""
+    size = chain.core.block_bytes
+    made = (sum(size[b] for u in s.units for b in chain.core.units[u].makes) for s in chain.segments)
+    return sum(size[b] for b in chain.always) + max(made)
 
 
-def _cut(core: Core, always: frozenset[int]) -> tuple[list[tuple[int, int | None]], frozenset[int]]:
-    """The cuts, as (the unit that comes next, the block that crosses), and ``always``."""
+def _order(core: Core) -> list[int]:
+    """All units in an order to cut: those that forward does not need come right after what they read."""
+    at: dict[int, int] = {}
+    for u, unit in enumerate(core.units):
+        made = (at[core.maker[b]] for b in unit.reads)
+        at[u] = u if unit.required else max(made, default=u)
+    return sorted(at, key=lambda u: (at[u], u))
+
+
+def _chain(core: Core, order: list[int], span: int) -> Chain:
+    """The chain whose blocks are read at most ``span`` units after they are made, those *always* kept aside."""
+    place = {u: n for n, u in enumerate(order)}
+    lives = [
+        (place[core.maker[b]], max((place[w] for w in readers), default=-1))
+        for b, readers in enumerate(core.readers)
+    ]
+    long = {b for b, (first, last) in enumerate(lives) if last - first > max(span, 1)}
+    pinned = {b for unit in core.units if unit.pinned for b in unit.makes}
+    always = frozenset(long | pinned) - core.held
+    cuts = _cuts(core, lives, always)
+    while True:
+        chain, needless, astray = _assigned(core, order, cuts, always)
+        if not needless and not astray:
+            return chain
+        cuts = [cut for s, cut in enumerate(cuts) if s not in needless]
+        always |= astray
+
+
+def _cuts(core: Core, lives: list[tuple[int, int]], always: frozenset[int]) -> list[Cut]:
+    """The cuts: the place of the unit that comes next, and the block that crosses alone."""
     change, blocks = [0] * (len(core.units) + 1), [0] * (len(core.units) + 1)
-    for b, readers in enumerate(core.readers):
-        if readers and b not in always and b not in core.held:
-            first, last = core.maker[b] + 1, readers[-1] + 1
-            change[first] += 1
-            change[last] -= 1
-            blocks[first] += b
-            blocks[last] -= b
-    crossing = zip(accumulate(change), accumulate(blocks), strict=True)
-    cuts: dict[int | None, int] = {}
-    for u, (n, b) in enumerate(crossing):
-        if n == 1 and u < len(core.units):
-            cuts.setdefault(b, u)
-    positions = sorted((u, b) for b, u in cuts.items())
-    step = -(-len(positions) // MOST) if positions else 1
-    return [(0, None), *positions[::step]], always
+    for b, (first, last) in enumerate(lives):
+        if last > first and b not in always and b not in core.held:
+            for n, sign in ((first + 1, 1), (last + 1, -1)):
+                change[n] += sign
+                blocks[n] += sign * b
+    found: dict[int, int] = {}
+    for n, (crossing, b) in enumerate(zip(accumulate(change), accumulate(blocks), strict=True)):
+        if crossing == 1 and n < len(core.units):
+            found.setdefault(b, n)
+    positions = sorted((n, b) for b, n in found.items())
+    return [(0, None), *positions[:: max(1, -(-len(positions) // MOST))]]
 
 
-def _with_stages(core: Core, cuts: list[tuple[int, int | None]], always: frozenset[int]) -> Chain:
-    """Each stage goes to the latest segment that it reads from, or to the one before it."""
-    ends = [u for u, _ in cuts[1:]] + [len(core.units)]
-    segment = [s for s, ((u, _), end) in enumerate(zip(cuts, ends, strict=True)) for _ in range(u, end)]
+def _assigned(
+    core: Core, order: list[int], cuts: list[Cut], always: frozenset[int]
+) -> tuple[Chain, set[int], frozenset[int]]:
+    """The chain of these cuts, each stage in the latest segment that it reads from or in the one before it.
+
+    Also the cuts, by their place, that part what is read together, and blocks read too far away for that.
+    """
+    ends = [*(n for n, _ in cuts[1:]), len(order)]
+    segment = {u: s for s, ((n, _), end) in enumerate(zip(cuts, ends, strict=True)) for u in order[n:end]}
     enters = {b: s for s, (_, b) in enumerate(cuts)}
-    now, of_stage, astray = len(cuts) - 1, list[int](), set[int]()
+    now, of_stage = len(cuts) - 1, list[int]()
+    needless, astray = set[int](), set[int]()
     for stage in core.stages:
         own = [b for b in stage.reads if b not in always]
-        at = [segment[core.maker[b]] + (b in enters) for b in own]
-        inside = [segment[core.maker[b]] for b in own if b not in enters]
-        now = min(now, max(inside) if inside else max(at, default=now))
+        near = [(s, s + 1) if b in enters else (s, s) for b in own if (s := segment[core.maker[b]]) >= 0]
+        now = min(now, max((low for low, _ in near), default=now)) if not _inside(now, near) else now
         of_stage.append(now)
-        astray |= {b for b, s in zip(own, at, strict=True) if s != now and (b not in enters or s != now + 1)}
+        for b, (low, high) in zip(own, near, strict=True):
+            if max(low - now, now - high) > NEAR:
+                astray.add(b)
+            else:  # one segment, from the block to the stage
+                needless |= {*range(now + 1, low + 1), *range(high + 1, now + 1)}
     count = Counter(of_stage)
-    starts = dict(zip(range(len(cuts) - 1, -1, -1), accumulate((count[s] for s in range(len(cuts) - 1, 0, -1)), initial=0), strict=True))
-    segments = tuple(
-        Segment(range(u, end), b, range(starts[s], starts[s] + count[s]))
-        for s, ((u, b), end) in enumerate(zip(cuts, ends, strict=True))
-    )
-    return Chain(core, segments, always | astray)
+    for s in range(1, len(cuts)):  # a segment that no stage reads from goes with the one before it
+        if not count[s]:
+            needless.add(s)
+    segments, start = [], 0
+    for s in reversed(range(len(cuts))):
+        n, b = cuts[s]
+        segments.append(Segment(tuple(sorted(order[n : ends[s]])), b, range(start, start + count[s])))
+        start += count[s]
+    return Chain(core, tuple(reversed(segments)), always), needless, frozenset(astray)
+
+
+def _inside(now: int, near: list[tuple[int, int]]) -> bool:
+    """Can all blocks be read in segment ``now``?"""
+    return all(low <= now <= high for low, high in near)
 
 
 def _last_stage_that_matters(chain: Chain) -> dict[int, int]:

@@ -11,6 +11,7 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import Profile, simulate, validate
+from rematc.solve.chain import chain_plans
 from rematc.solve.drop import drop
 from rematc.solve.expand import Written, expand, keep_all
 from rematc.solve.improve import Improver
@@ -24,7 +25,7 @@ from rematc.solve.spans import tightest
 log = logging.getLogger(__name__)
 
 EXACT_OPS = 10
-SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
+SEARCH = 0.6  # of the time; what is left is for making the plan cheaper where it is not proven
 LOWEST_S = 20.0  # for the smallest budget that can be met
 DEFAULT = SolveOptions()
 
@@ -102,7 +103,7 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
 def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started: float) -> Plan:
     assert problem.budget_bytes is not None
     merged, limit_s = merge(whole.core), options.time_limit_s
-    first = drop(problem, merged)
+    first = _first(problem, merged)
     if first is None:  # any plan is worth more than the time limit, and so is the same refusal under each
         first = _tightest(problem, merged)
         started = time.monotonic()
@@ -115,6 +116,14 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
     improver.run((1 + options.gap) * found.bound_ns, options.gap / 2, started + limit_s)
     plan = _judge(improver.best.plan, found.bound_ns, options.gap)
     return _fallen_back(plan) if improver.best is first and plan.status == "feasible" else plan
+
+
+def _first(problem: Problem, merged: Merged) -> Written | None:
+    """The cheaper plan of those that need no MILP, if one of them fits."""
+    assert problem.budget_bytes is not None
+    plans = chain_plans(problem, merged)
+    found = [drop(problem, merged), plans and plans.written(problem.budget_bytes)]
+    return min((w for w in found if w), key=lambda w: w.plan.cost_ns, default=None)
 
 
 def _tightest(problem: Problem, merged: Merged) -> Written:

@@ -1,0 +1,181 @@
+"""A plan for a chain of segments, by dynamic programming: recomputation nested as deep as the budget asks.
+
+That of rotor (Beaumont et al. 2019), after Revolve (Griewank, Walther 2000), with several choices of what a
+segment keeps, and with what backward itself needs at each stage. With i <= j, and m bytes for all but what
+enters segment i, what it costs to go back from segment j to i, when it is at the input of i:
+
+    C(i, j, m) = the least of
+        keep       run i, keep some of its blocks and what leaves it, go back from j to i+1, then over i
+        checkpoint run i to k-1, keep what enters k alone, go back from j to k, then from k-1 to i anew
+
+Bytes are counted in units, rounded up; the plan that comes out is measured exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rematc.problem import Problem
+from rematc.solve.choices import Choice, choices_of
+from rematc.solve.decode import missing
+from rematc.solve.expand import Draft, Written, expand
+from rematc.solve.merge import Merged
+from rematc.solve.segments import Chain, chain_of
+
+LEVELS = 320  # of bytes that are told apart
+TRIES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A block is there from stage ``made`` (-1: from forward on), in which it is made, to stage ``last``."""
+
+    block: int
+    made: int
+    last: int
+
+
+class ChainPlans:
+    """The table of C for budgets up to ``budget_bytes``, and plans read off it."""
+
+    def __init__(self, problem: Problem, merged: Merged, chain: Chain) -> None:
+        assert problem.budget_bytes is not None
+        self.problem, self.merged, self.chain = problem, merged, chain
+        self.choices = choices_of(chain)
+        core, n = chain.core, len(chain.segments)
+        self.first = [s.stages[0] if s.stages else s.stages.start for s in chain.segments]
+        base = [core.stages[min(t, len(core.stages) - 1)].before_bytes for t in self.first]
+        self.base = [b + chain.always_bytes[min(t, len(core.stages) - 1)] for b, t in zip(base, self.first, strict=True)]
+        low = min(self.base)
+        self.unit = max(1, -(-(problem.budget_bytes - low) // (LEVELS - 1)))
+        self.low = low
+        self.enters = [0 if s.enters is None else self._units(core.block_bytes[s.enters]) for s in chain.segments]
+        self.table = np.full((n, n, LEVELS), np.inf)
+        self.shifted = np.full((n, n, LEVELS), np.inf)  # C(k, j, m - what enters k)
+        self.run_ns = np.array([c[-1].make_ns for c in self.choices], dtype=float)  # nothing is kept
+        self.run_bytes = [c[-1].make_bytes for c in self.choices]
+        for length in range(n):
+            for i in range(n - length):
+                self._fill(i, i + length)
+
+    def written(self, budget_bytes: int) -> Written | None:
+        """A plan within ``budget_bytes``, or None."""
+        asked = budget_bytes
+        for _ in range(TRIES):
+            level = (asked - self.low) // self.unit
+            if level < 0 or not math.isfinite(self.table[0, -1, min(level, LEVELS - 1)]):
+                return None
+            found = expand(self.problem, self.merged, self._draft(min(level, LEVELS - 1)))
+            if found.plan.peak_bytes <= budget_bytes:
+                return found
+            asked -= max(self.unit, found.plan.peak_bytes - budget_bytes)
+        return None
+
+    def _units(self, size: int) -> int:
+        return -(-size // self.unit)
+
+    def _level(self, size: int) -> int:
+        """The least level at which ``size`` bytes fit."""
+        return max(0, -(-(size - self.low) // self.unit))
+
+    def _fill(self, i: int, j: int) -> None:
+        cost = self._single(i) if i == j else np.minimum(self._keep(i, j).min(axis=0), self._checkpoint(i, j).min(axis=0))
+        self.table[i, j] = cost
+        shift = min(self.enters[i], LEVELS)
+        self.shifted[i, j, shift:] = cost[: LEVELS - shift]
+
+    def _single(self, i: int) -> np.ndarray:
+        return self._singles(i).min(axis=0)
+
+    def _singles(self, i: int) -> np.ndarray:
+        """Cost by choice and level of going back over segment i alone, from what enters it."""
+        rows = np.full((len(self.choices[i]), LEVELS), np.inf)
+        for row, c in zip(rows, self.choices[i], strict=True):
+            row[self._level(max(c.peak_bytes, self.base[i] + c.make_bytes)) :] = c.make_ns + c.again_ns
+        return rows
+
+    def _keep(self, i: int, j: int) -> np.ndarray:
+        """Cost by choice and level of keeping that of segment i."""
+        rows = np.full((len(self.choices[i]), LEVELS), np.inf)
+        for row, c in zip(rows, self.choices[i], strict=True):
+            shift = self._units(c.kept_bytes)
+            first = max(shift, self._level(max(c.peak_bytes, self.base[j] + c.make_bytes)))
+            if first < LEVELS:
+                row[first:] = self.shifted[i + 1, j, first - shift : LEVELS - shift] + (c.make_ns + c.again_ns)
+        return rows
+
+    def _checkpoint(self, i: int, j: int) -> np.ndarray:
+        """Cost by k - i - 1 and level of keeping only what enters k."""
+        ks = np.arange(i + 1, j + 1)
+        rows = self.shifted[ks, j] + self.table[i, ks - 1] + np.cumsum(self.run_ns[i:j])[:, None]
+        need = np.maximum.accumulate([self._level(self.base[j] + b) for b in self.run_bytes[i:j]])
+        rows[np.arange(LEVELS)[None, :] < need[:, None]] = np.inf
+        return rows
+
+    def _draft(self, level: int) -> Draft:
+        core, chain = self.chain.core, self.chain
+        lean: set[int] = set()  # segments that make again what they need for each use anew
+        stays = list(self._stays(level, lean))
+        n = len(core.stages)
+        there: list[set[int]] = [set() for _ in range(n)]
+        made: list[set[int]] = [set() for _ in range(n)]
+        for stay in stays:
+            if stay.made >= 0:
+                made[stay.made].add(stay.block)
+            for t in range(stay.made + 1, stay.last + 1):
+                there[t].add(stay.block)
+        fixed = core.held | chain.always
+        runs: list[tuple[int, ...]] = []
+        for s, segment in reversed(list(enumerate(chain.segments))):
+            own = {b for u in segment.units for b in core.units[u].makes}
+            last = {b: t for t in segment.stages for b in core.stages[t].reads if b in own}
+            lingering: set[int] = set()
+            for t in segment.stages:
+                reads = core.stages[t].reads
+                units = missing(core, [*reads, *sorted(made[t])], fixed | there[t] | lingering)
+                runs.append(tuple(units))
+                if s not in lean:
+                    lingering |= {b for u in units for b in core.units[u].makes if last.get(b, -1) > t}
+        saved = {s.block for s in stays if s.made < 0} | chain.always
+        return Draft(frozenset(saved) - core.held, tuple(runs))
+
+    def _stays(self, level: int, lean: set[int]) -> Iterator[Stay]:
+        """What is kept from where to where, for the least cost at ``level``, and the segments that are ``lean``."""
+        stack = [(0, len(self.chain.segments) - 1, level, -1)]
+        while stack:
+            i, j, m, at = stack.pop()
+            if i == j:
+                c = self.choices[i][int(self._singles(i)[:, m].argmin())]
+                yield from self._kept(i, c, at, lean)
+                continue
+            keep, checkpoint = self._keep(i, j)[:, m], self._checkpoint(i, j)[:, m]
+            if keep.min() <= checkpoint.min():
+                c = self.choices[i][int(keep.argmin())]
+                yield from self._kept(i, c, at, lean)
+                k, left = i + 1, m - self._units(c.kept_bytes)
+            else:
+                k, left = i + 1 + int(checkpoint.argmin()), m
+                stack.append((i, k - 1, m, self.first[k - 1]))
+            enters = self.chain.segments[k].enters
+            if enters is not None:
+                yield Stay(enters, at, self._end(k))
+            stack.append((k, j, left - self.enters[k], at))
+
+    def _kept(self, i: int, choice: Choice, at: int, lean: set[int]) -> Iterator[Stay]:
+        if not choice.stays:
+            lean.add(i)
+        return (Stay(b, at, self._end(i)) for b in choice.kept)
+
+    def _end(self, i: int) -> int:
+        stages = self.chain.segments[i].stages
+        return stages[-1] if stages else stages.start - 1
+
+
+def chain_plans(problem: Problem, merged: Merged) -> ChainPlans | None:
+    """Plans for the merged core as a chain; None if it isn't one."""
+    chain = chain_of(merged.core)
+    return None if chain is None else ChainPlans(problem, merged, chain)

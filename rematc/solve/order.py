@@ -1,0 +1,63 @@
+"""The order of the backward ops, chosen before the search: another than autograd's where that needs less.
+
+The same ops run on the same values, so gradients are the same to the bit. `listing` makes the orders,
+`needs` judges them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rematc.graph import Graph
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.solve.listing import RULES, Ties, listed
+from rematc.solve.needs import needs
+
+Order = tuple[int, ...]
+ENOUGH = 0.01  # of what is above resident: for less than that the order stays the graph's
+
+
+def orders(problem: Problem) -> list[Order]:
+    """Orders of the ops in `Graph.backward_steps` that are worth a try, the graph's own first, each once."""
+    ties = Ties(problem.graph)
+    return list(dict.fromkeys([problem.graph.backward_steps, *(listed(ties, rule) for rule in RULES)]))
+
+
+def best_order(problem: Problem) -> Order:
+    """The order to solve for: the graph's own, or one that needs no more in any way and `ENOUGH` less in one.
+
+    An order is judged by the peak with everything kept and by its neediest op: see `needs`.
+    """
+    tried = {order: needs(problem, order) for order in orders(problem)}
+    own, *others = tried
+    enough = [max(1, ENOUGH * (n - problem.resident_bytes)) for n in tried[own]]
+
+    def saved(order: Order) -> list[float]:
+        return [(a - b) / e for a, b, e in zip(tried[own], tried[order], enough, strict=True)]
+
+    better = [order for order in others if min(saved(order)) >= 0 and max(saved(order)) >= 1]
+    return max(better, key=lambda order: sum(saved(order)), default=own)
+
+
+def reordered(problem: Problem, order: Order) -> Problem:
+    """``problem`` with its backward ops in ``order``; those that no plan runs come last."""
+    if order == problem.graph.backward_steps:
+        return problem
+    ops = _permutation(problem.graph, order)
+    graph = replace(problem.graph, ops=tuple(problem.graph.ops[i] for i in ops))
+    return replace(problem, graph=graph, costs=tuple(problem.costs[i] for i in ops))
+
+
+def restored(plan: Plan, order: Order, problem: Problem) -> Plan:
+    """``plan`` for `reordered`, said of ``problem`` itself."""
+    if order == problem.graph.backward_steps:
+        return plan
+    ops = _permutation(problem.graph, order)
+    return replace(plan, backward=tuple(ops[i] for i in plan.backward), digest=problem.digest)
+
+
+def _permutation(graph: Graph, order: Order) -> Order:
+    """The op of ``graph`` that stands at each place once the backward ops are in ``order``."""
+    run = set(order)
+    return (*graph.forward, *order, *(i for i in graph.backward if i not in run))
