@@ -6,6 +6,7 @@ small and has a solution from the start. Those of one part of the backward pass 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 
@@ -18,34 +19,66 @@ from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.spans import tightest
 
-FREE = 8  # units that are free at the least
+FREE = 16  # units that are free at the least
+PAIRS = (0.5, 0.25, 0.125)  # how far the two parts of a pair are apart, of the backward pass
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
-SLICE_S = 2.0
+SLICE_S = 1.0
 
 
 class Improver:
-    """A plan within the budget, ``best``, and the search for cheaper ones around it."""
+    """Plans within the budget, and the search for cheaper ones around them.
+
+    Where a search ends depends on where it starts, and the cheapest start is not always the best one: each
+    is swept once, and then the one that is cheapest by then goes on alone.
+    """
+
+    def __init__(self, problem: Problem, merged: Merged, starts: Iterable[Written]) -> None:
+        self.around = [_Around(problem, merged, start) for start in starts]
+
+    @property
+    def best(self) -> Written:
+        """The cheapest plan so far."""
+        return min((a.best for a in self.around), key=_cost)
+
+    def run(self, goal_ns: float, gap: float, deadline: float) -> None:
+        """Make ``best`` cheaper until ``deadline``, it costs ``goal_ns`` at most, or all was free at once."""
+        while len(self.around) > 1 and time.monotonic() < deadline and self.best.plan.cost_ns > goal_ns:
+            next((a for a in self.around if a.n_free == FREE), self.around[0]).run(goal_ns, gap, deadline, FREE)
+            if all(a.n_free > FREE for a in self.around):
+                self.around = [min(self.around, key=lambda a: _cost(a.best))]
+        if len(self.around) == 1:
+            self.around[0].run(goal_ns, gap, deadline)
+
+    def offer(self, other: Written) -> None:
+        """Go on from ``other`` if it is cheaper."""
+        cheapest = min(self.around, key=lambda a: _cost(a.best))
+        cheapest.best = min(cheapest.best, other, key=_cost)
+
+
+class _Around:
+    """One plan, ``best``, and the search around it, ``n_free`` units at a time."""
 
     def __init__(self, problem: Problem, merged: Merged, start: Written) -> None:
         self.problem, self.merged, self.best = problem, merged, start
         self.refined = Refined(tightest(merged.core))
-        self.sweep = _Near(merged.core).sweep()
+        self.near, self.n_free = _Near(merged.core), FREE
+        self.sweep = self.near.sweep(FREE)
         self.f = self._formulation()
 
-    def run(self, goal_ns: float, gap: float, deadline: float) -> None:
-        """Make ``best`` cheaper until ``deadline``, it costs ``goal_ns`` at most, or all was free at once."""
-        while self.best.plan.cost_ns > goal_ns and time.monotonic() < deadline:
+    def run(self, goal_ns: float, gap: float, deadline: float, most: float = math.inf) -> None:
+        """Go on until one of the limits, or ``most`` units at a time have been free everywhere."""
+        while self.best.plan.cost_ns > goal_ns and time.monotonic() < deadline and self.n_free <= most:
             free = next(self.sweep, None)
             if free is None:
-                break
+                if self.n_free > len(self.near.read):
+                    break
+                self.n_free *= 2
+                self.sweep = self.near.sweep(self.n_free)
+                continue
             for _ in range(TRIES):
                 left = min(SLICE_S, deadline - time.monotonic())
                 if left <= 0 or not self._step(free, gap, left):
                     break
-
-    def offer(self, other: Written) -> None:
-        """Go on from ``other`` if it is cheaper."""
-        self.best = min(self.best, other, key=lambda written: written.plan.cost_ns)
 
     def _step(self, free: frozenset[int], gap: float, time_limit_s: float) -> bool:
         """Decide about ``free`` units anew; True if memory rows were missing, and now are there."""
@@ -56,7 +89,7 @@ class Improver:
             return False
         found = expand(self.problem, self.merged, decode(self.f, result.values))
         if found.plan.peak_bytes <= self.problem.budget_bytes:
-            self.offer(found)
+            self.best = min(self.best, found, key=_cost)
             return False
         size = self.refined.size
         refine(self.problem, self.merged, self.refined, found, at_once=16, strict=True)
@@ -90,14 +123,16 @@ class _Near:
         far = {u: min(abs(t - s) for t in at for s in given) for u, at in self.read.items()}
         return frozenset(sorted(far, key=lambda u: (far[u], u))[:n])
 
-    def sweep(self) -> Iterator[frozenset[int]]:
-        """Parts of the backward pass, from its beginning to its end, then larger ones, at last all of it."""
-        n = FREE
-        while n < 2 * len(self.read):
-            step = max(1, len(self.core.stages) * n // (2 * max(1, len(self.read))))
-            for t in range(0, len(self.core.stages), step):
-                yield self.units((t,), n)
-            n *= 2
+    def sweep(self, n: int) -> Iterator[frozenset[int]]:
+        """Parts of the backward pass with n units, from its beginning to its end; then pairs of parts far from
+        each other, which may pass memory on to each other.
+        """
+        end = len(self.core.stages)
+        places = range(0, end, max(1, end * n // max(1, len(self.read))))
+        yield from (self.units((t,), n) for t in places)
+        for apart in PAIRS:
+            shift = int(len(places) * apart)
+            yield from (self.units((t, places[(i + shift) % len(places)]), n) for i, t in enumerate(places))
 
 
 def _fixed(f: Formulation, draft: Draft, free: frozenset[int]) -> dict[int, float]:
@@ -124,3 +159,7 @@ def _kept(f: Formulation, draft: Draft) -> set[tuple[int, int]]:
                 wanted.update(core.units[u].reads)
         found |= {(b, k) for b in wanted if b not in core.held}
     return found
+
+
+def _cost(written: Written) -> int:
+    return written.plan.cost_ns

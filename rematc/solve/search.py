@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 ROUNDS = 100
 FIRST_GAP = 0.1  # as long as more is refined
 NODES = 400
-SHARE = 0.35  # of the time left, for one round
+SHARE = 0.5  # of the time left, for one round
 SIMPLE_ROUNDS = 1  # before another plan is improved: often that is not needed
-IMPROVE = 0.3  # of the time left, for that
+IMPROVE = 0.2  # of the time left, for that
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rematc.solve.expand import Written, expand, keep_all
 from rematc.solve.improve import Improver
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
+from rematc.solve.order import best_order, reordered, restored
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
 from rematc.solve.search import Found, search
@@ -25,7 +26,8 @@ from rematc.solve.spans import tightest
 log = logging.getLogger(__name__)
 
 EXACT_OPS = 10
-SEARCH = 0.6  # of the time; what is left is for making the plan cheaper where it is not proven
+SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
+HOPELESS = 3  # times the cheapest plan known: not worth starting from
 LOWEST_S = 20.0  # for the smallest budget that can be met
 DEFAULT = SolveOptions()
 
@@ -34,7 +36,8 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     """The cheapest plan for ``problem`` that could be found within ``options.time_limit_s``.
 
     ``budget_bytes``, resident included, stands in for the problem's own. The plan's ``bound_ns`` is a lower
-    bound on the cost of every plan that recomputes right before a backward op that reads forward memory.
+    bound on the cost of every plan that recomputes right before a backward op that reads forward memory, with
+    the backward ops in the plan's order: that of the graph, or another that `best_order` prefers.
     ``status`` is "optimal" (proven within ``options.gap``), "feasible", or "greedy" if the search found
     nothing better than the plan it began with. Raises `BudgetError` if nothing fits; its ``minimum_bytes``
     does fit.
@@ -51,7 +54,9 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     started = time.monotonic()
     if budget_bytes is not None:
         problem = problem.with_budget(budget_bytes)
-    plan = _solve(problem, options, started)
+    small = len(problem.graph.ops) <= EXACT_OPS
+    order = problem.graph.backward_steps if small else best_order(problem)
+    plan = restored(_solve(reordered(problem, order), options, started), order, problem)
     plan = replace(plan, strategy="rematc", solve_s=round(time.monotonic() - started, 3))
     validate(problem, plan)
     return plan
@@ -103,11 +108,11 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
 def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started: float) -> Plan:
     assert problem.budget_bytes is not None
     merged, limit_s = merge(whole.core), options.time_limit_s
-    first = _first(problem, merged)
-    if first is None:  # any plan is worth more than the time limit, and so is the same refusal under each
-        first = _tightest(problem, merged)
+    starts = _starts(problem, merged)
+    if not starts:  # any plan is worth more than the time limit, and so is the same refusal under each
+        starts = [_tightest(problem, merged)]
         started = time.monotonic()
-    improver = Improver(problem, merged, first)
+    improver = Improver(problem, merged, starts)
     found = search(
         problem, merged, Refined(tightest(merged.core)), options.gap, started + SEARCH * limit_s, improver
     )
@@ -115,15 +120,16 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
         improver.offer(found.best)
     improver.run((1 + options.gap) * found.bound_ns, options.gap / 2, started + limit_s)
     plan = _judge(improver.best.plan, found.bound_ns, options.gap)
-    return _fallen_back(plan) if improver.best is first and plan.status == "feasible" else plan
+    return _fallen_back(plan) if improver.best in starts and plan.status == "feasible" else plan
 
 
-def _first(problem: Problem, merged: Merged) -> Written | None:
-    """The cheaper plan of those that need no MILP, if one of them fits."""
+def _starts(problem: Problem, merged: Merged) -> list[Written]:
+    """The plans within the budget that need no MILP."""
     assert problem.budget_bytes is not None
     plans = chain_plans(problem, merged)
     found = [drop(problem, merged), plans and plans.written(problem.budget_bytes)]
-    return min((w for w in found if w), key=lambda w: w.plan.cost_ns, default=None)
+    costs = [written.plan.cost_ns for written in found if written]
+    return [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
 
 
 def _tightest(problem: Problem, merged: Merged) -> Written:
