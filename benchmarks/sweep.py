@@ -48,8 +48,8 @@ class Facts:
     resident_bytes: int = 0
     forward_ns: int = 0
     peak_bytes: int = 0
-    least_bytes: int = 0
     accepted_bytes: int = 0
+    bound_bytes: int = 0
     floor_s: float = 0.0
     error: str = ""
     layers: int | None = field(init=False)
@@ -134,7 +134,8 @@ def facts_of(name: str) -> Facts:
     if facts.kind == "model":
         floor = ask(name, "floor", limit_s(facts))[-1]
         facts.error = floor.get("error", "")
-        facts.accepted_bytes, facts.floor_s = floor.get("accepted_bytes", 0), floor.get("solve_s", 0.0)
+        facts.accepted_bytes, facts.bound_bytes = floor.get("accepted_bytes", 0), floor.get("bound_bytes", 0)
+        facts.floor_s = floor.get("solve_s", 0.0)
     return facts
 
 

@@ -49,11 +49,12 @@ class ChainPlans:
         core, n = chain.core, len(chain.segments)
         self.first = [s.stages[0] if s.stages else s.stages.start for s in chain.segments]
         base = [core.stages[min(t, len(core.stages) - 1)].before_bytes for t in self.first]
-        self.base = [b + chain.always_bytes[min(t, len(core.stages) - 1)] for b, t in zip(base, self.first, strict=True)]
-        low = min(self.base)
-        self.unit = max(1, -(-(problem.budget_bytes - low) // (LEVELS - 1)))
-        self.low = low
-        self.enters = [0 if s.enters is None else self._units(core.block_bytes[s.enters]) for s in chain.segments]
+        kept = [chain.always_bytes[min(t, len(core.stages) - 1)] for t in self.first]
+        self.base = [b + k for b, k in zip(base, kept, strict=True)]
+        self.low = min(self.base)
+        self.unit = max(1, -(-(problem.budget_bytes - self.low) // (LEVELS - 1)))
+        size = core.block_bytes
+        self.enters = [0 if s.enters is None else self._units(size[s.enters]) for s in chain.segments]
         self.table = np.full((n, n, LEVELS), np.inf)
         self.shifted = np.full((n, n, LEVELS), np.inf)  # C(k, j, m - what enters k)
         self.run_ns = np.array([c[-1].make_ns for c in self.choices], dtype=float)  # nothing is kept
@@ -75,6 +76,13 @@ class ChainPlans:
             asked -= max(self.unit, found.plan.peak_bytes - budget_bytes)
         return None
 
+    def lowest(self) -> Written | None:
+        """Of the plans that need least by the table, the one that does."""
+        (fit,) = np.nonzero(np.isfinite(self.table[0, -1]))
+        drafts = [self._draft(int(level)) for level in fit[:TRIES]]
+        found = [expand(self.problem, self.merged, draft) for draft in drafts]
+        return min(found, key=lambda written: written.plan.peak_bytes, default=None)
+
     def _units(self, size: int) -> int:
         return -(-size // self.unit)
 
@@ -83,15 +91,15 @@ class ChainPlans:
         return max(0, -(-(size - self.low) // self.unit))
 
     def _fill(self, i: int, j: int) -> None:
-        cost = self._single(i) if i == j else np.minimum(self._keep(i, j).min(axis=0), self._checkpoint(i, j).min(axis=0))
+        if i == j:
+            cost = self._single(i).min(axis=0)
+        else:
+            cost = np.minimum(self._keep(i, j).min(axis=0), self._checkpoint(i, j).min(axis=0))
         self.table[i, j] = cost
         shift = min(self.enters[i], LEVELS)
         self.shifted[i, j, shift:] = cost[: LEVELS - shift]
 
     def _single(self, i: int) -> np.ndarray:
-        return self._singles(i).min(axis=0)
-
-    def _singles(self, i: int) -> np.ndarray:
         """Cost by choice and level of going back over segment i alone, from what enters it."""
         rows = np.full((len(self.choices[i]), LEVELS), np.inf)
         for row, c in zip(rows, self.choices[i], strict=True):
@@ -105,7 +113,9 @@ class ChainPlans:
             shift = self._units(c.kept_bytes)
             first = max(shift, self._level(max(c.peak_bytes, self.base[j] + c.make_bytes)))
             if first < LEVELS:
-                row[first:] = self.shifted[i + 1, j, first - shift : LEVELS - shift] + (c.make_ns + c.again_ns)
+                row[first:] = self.shifted[i + 1, j, first - shift : LEVELS - shift] + (
+                    c.make_ns + c.again_ns
+                )
         return rows
 
     def _checkpoint(self, i: int, j: int) -> np.ndarray:
@@ -144,12 +154,12 @@ class ChainPlans:
         return Draft(frozenset(saved) - core.held, tuple(runs))
 
     def _stays(self, level: int, lean: set[int]) -> Iterator[Stay]:
-        """What is kept from where to where, for the least cost at ``level``, and the segments that are ``lean``."""
+        """What is kept from where to where, for the least cost at ``level``; ``lean`` segments are added."""
         stack = [(0, len(self.chain.segments) - 1, level, -1)]
         while stack:
             i, j, m, at = stack.pop()
             if i == j:
-                c = self.choices[i][int(self._singles(i)[:, m].argmin())]
+                c = self.choices[i][int(self._single(i)[:, m].argmin())]
                 yield from self._kept(i, c, at, lean)
                 continue
             keep, checkpoint = self._keep(i, j)[:, m], self._checkpoint(i, j)[:, m]

@@ -1,8 +1,8 @@
 """What each segment of a chain may keep for its part of the backward pass, and what that takes.
 
 A `Choice` keeps some of the blocks that the segment's stages read; the rest is made again from the block
-that enters it, each at its first use, to stay to its last, or for each use anew, which takes less memory. Segments that look alike (the layers of a
-transformer) have the same choices: those are found once.
+that enters it, each at its first use, to stay to its last, or for each use anew, which takes less memory.
+Segments that look alike (the layers of a transformer) have the same choices: those are found once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Choice:
     """The blocks ``kept``, whether what is made again ``stays`` from use to use, and what follows.
 
     ``make_ns``: to run the segment from what enters it, up to what leaves it and what is kept;
-    ``make_bytes`` are alive then at the most. ``again_ns``: what the stages make again. ``peak_bytes`` are alive
-    while they run, resident ones and gradients included, what enters the segment not.
+    ``make_bytes`` are alive then at the most. ``again_ns``: what the stages make again. ``peak_bytes`` are
+    alive while they run, resident ones and gradients included, what enters the segment not.
     """
 
     kept: frozenset[int]
@@ -52,7 +52,7 @@ def choices_of(chain: Chain) -> list[list[Choice]]:
 
 
 def _thinned(part: _Part) -> list[frozenset[int]]:
-    """All blocks that the stages read, then fewer and fewer: next goes the one that is cheapest for its bytes."""
+    """All blocks that the stages read, then fewer: next goes the one that is cheapest for its bytes."""
     size, kept = part.core.block_bytes, part.wanted
     steps, ns = [kept], part.again_ns(kept, stays=True)
     while kept:
@@ -60,7 +60,9 @@ def _thinned(part: _Part) -> list[frozenset[int]]:
         kept = kept - {min(kept, key=lambda b: (prices[b], b))}
         ns = part.again_ns(kept, stays=True)
         steps.append(kept)
-    return [steps[i] for i in _corners([(sum(size[b] for b in k), part.again_ns(k, stays=True)) for k in steps])]
+    return [
+        steps[i] for i in _corners([(sum(size[b] for b in k), part.again_ns(k, stays=True)) for k in steps])
+    ]
 
 
 def _corners(points: list[tuple[int, int]]) -> list[int]:

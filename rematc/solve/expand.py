@@ -99,7 +99,7 @@ class _Writer:
                 self.run(self.graph.producer[v])
 
     def finish(self) -> tuple[tuple[int, ...], list[int]]:
-        """The values read before they are made, which must be saved, and the places of the steps worth running.
+        """The values read before they are made, to be saved, and the places of the steps worth running.
 
         A draft may run what no later step reads, or reads only in a step that is itself left out.
         """

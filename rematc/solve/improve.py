@@ -43,7 +43,9 @@ class Improver:
     def run(self, goal_ns: float, gap: float, deadline: float) -> None:
         """Make ``best`` cheaper until ``deadline``, it costs ``goal_ns`` at most, or all was free at once."""
         while len(self.around) > 1 and time.monotonic() < deadline and self.best.plan.cost_ns > goal_ns:
-            next((a for a in self.around if a.n_free == FREE), self.around[0]).run(goal_ns, gap, deadline, FREE)
+            next((a for a in self.around if a.n_free == FREE), self.around[0]).run(
+                goal_ns, gap, deadline, FREE
+            )
             if all(a.n_free > FREE for a in self.around):
                 self.around = [min(self.around, key=lambda a: _cost(a.best))]
         if len(self.around) == 1:
@@ -124,8 +126,8 @@ class _Near:
         return frozenset(sorted(far, key=lambda u: (far[u], u))[:n])
 
     def sweep(self, n: int) -> Iterator[frozenset[int]]:
-        """Parts of the backward pass with n units, from its beginning to its end; then pairs of parts far from
-        each other, which may pass memory on to each other.
+        """Parts of the backward pass with n units, from its beginning to its end; then pairs of parts that
+        are far from each other, and may pass memory on to each other.
         """
         end = len(self.core.stages)
         places = range(0, end, max(1, end * n // max(1, len(self.read))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from rematc.problem import Problem
+from rematc.solve.chain import chain_plans
 from rematc.solve.decode import decode, missing
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, Written, expand
@@ -16,6 +17,7 @@ from rematc.solve.spans import tightest
 
 GAP = 0.01
 TRIES = 6
+CHAINS = 2
 ENOUGH = 0.05  # above the bound: then nothing else is tried
 SCRATCH_PAIRS = 200_000  # more would take too long to write and to judge
 
@@ -25,7 +27,7 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: float) ->
 
     ``start`` is any plan that is known. A plan within the problem's budget is low enough.
     """
-    best, bound, asked = start, 0, problem.budget_bytes or 0
+    best, bound, asked = _chained(problem, merged, start), 0, problem.budget_bytes or 0
     refined = Refined(tightest(merged.core))
     high = best.plan.peak_bytes
     problem, gap = problem.with_budget(high), GAP / 4 * (1 - problem.resident_bytes / max(1, high))
@@ -49,6 +51,17 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: float) ->
     if best.plan.peak_bytes > max(asked, _above(problem, bound, ENOUGH)):
         best = _dropped(problem, merged, best)
     return best, min(bound, best.plan.peak_bytes)
+
+
+def _chained(problem: Problem, merged: Merged, start: Written) -> Written:
+    """The plan with the lowest peak of those for a chain, or ``start``."""
+    best = start
+    for _ in range(CHAINS):  # each with bytes told apart more finely
+        plans = chain_plans(problem.with_budget(best.plan.peak_bytes), merged)
+        if plans is None or (found := plans.lowest()) is None:
+            break
+        best = min(best, found, key=_peak)
+    return best
 
 
 def _dropped(problem: Problem, merged: Merged, start: Written) -> Written:

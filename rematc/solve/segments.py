@@ -1,8 +1,8 @@
 """Core -> chain of segments: forward is cut wherever a single block crosses, and backward with it.
 
-Between two cuts lies a segment: its units read the block that crosses into it, its own blocks, and those that
-are *always* kept, because they are read all over the graph (masks, position tables, an encoder's result), can't be
-made twice, or are read in backward far from the segment's other blocks.
+Between two cuts lies a segment: its units read the block that crosses into it, its own blocks, and those
+that are *always* kept, because they are read all over the graph (masks, position tables, an encoder's
+result), can't be made twice, or are read in backward far from the segment's other blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Chain:
-    """The segments of ``core``, in forward's order, and the blocks that are kept from forward to their last read."""
+    """The segments of ``core``, in forward's order, and the blocks kept from forward to their last read."""
 
     core: Core
     segments: tuple[Segment, ...]
@@ -78,7 +78,7 @@ def _order(core: Core) -> list[int]:
 
 
 def _chain(core: Core, order: list[int], span: int) -> Chain:
-    """The chain whose blocks are read at most ``span`` units after they are made, those *always* kept aside."""
+    """The chain where blocks read more than ``span`` units after they are made are always kept."""
     place = {u: n for n, u in enumerate(order)}
     lives = [
         (place[core.maker[b]], max((place[w] for w in readers), default=-1))
@@ -122,26 +122,26 @@ def _assigned(
     ends = [*(n for n, _ in cuts[1:]), len(order)]
     segment = {u: s for s, ((n, _), end) in enumerate(zip(cuts, ends, strict=True)) for u in order[n:end]}
     enters = {b: s for s, (_, b) in enumerate(cuts)}
-    now, of_stage = len(cuts) - 1, list[int]()
+    now, count = len(cuts) - 1, Counter[int]()
     needless, astray = set[int](), set[int]()
     for stage in core.stages:
         own = [b for b in stage.reads if b not in always]
         near = [(s, s + 1) if b in enters else (s, s) for b in own if (s := segment[core.maker[b]]) >= 0]
         now = min(now, max((low for low, _ in near), default=now)) if not _inside(now, near) else now
-        of_stage.append(now)
+        count[now] += 1
         for b, (low, high) in zip(own, near, strict=True):
             if max(low - now, now - high) > NEAR:
                 astray.add(b)
             else:  # one segment, from the block to the stage
                 needless |= {*range(now + 1, low + 1), *range(high + 1, now + 1)}
-    count = Counter(of_stage)
-    for s in range(1, len(cuts)):  # a segment that no stage reads from goes with the one before it
-        if not count[s]:
-            needless.add(s)
+    needless |= {
+        s for s in range(1, len(cuts)) if not count[s]
+    }  # nothing reads from it: it goes with another
     segments, start = [], 0
     for s in reversed(range(len(cuts))):
-        n, b = cuts[s]
-        segments.append(Segment(tuple(sorted(order[n : ends[s]])), b, range(start, start + count[s])))
+        first, enters_it = cuts[s]
+        units = tuple(sorted(order[first : ends[s]]))
+        segments.append(Segment(units, enters_it, range(start, start + count[s])))
         start += count[s]
     return Chain(core, tuple(reversed(segments)), always), needless, frozenset(astray)
 
@@ -152,7 +152,7 @@ def _inside(now: int, near: list[tuple[int, int]]) -> bool:
 
 
 def _last_stage_that_matters(chain: Chain) -> dict[int, int]:
-    """For each block that is always kept, the last stage of a segment that reads it, in forward or in backward."""
+    """For each block that is always kept, the last stage of a segment that reads it, in whichever pass."""
     core = chain.core
     last: dict[int, int] = dict.fromkeys(chain.always, -1)
 

@@ -1,0 +1,114 @@
+"""Chains: how a core is cut into segments, what a segment may keep, and the plans of the dynamic program."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from benchmarks import corpus
+from rematc.options import SolveOptions
+from rematc.problem import Problem
+from rematc.simulate import validate
+from rematc.solve import choices, solve
+from rematc.solve.chain import chain_plans
+from rematc.solve.choices import choices_of
+from rematc.solve.drop import drop
+from rematc.solve.merge import Merged, merge, unmerged
+from rematc.solve.reduce import reduce
+from rematc.solve.segments import Chain, chain_of
+from tests.graphs import chain, problems, save_all_peak, skip
+
+NAMES = ("llama8", "mlp", "unet", "t5")
+
+
+def cut(problem: Problem) -> tuple[Merged, Chain]:
+    merged = merge(reduce(problem.with_budget(save_all_peak(problem))))
+    found = chain_of(merged.core)
+    assert found is not None
+    return merged, found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_segments_part_the_graph_and_read_only_what_they_may(name: str) -> None:
+    _, found = cut(corpus.load(name))
+    core = found.core
+    assert sorted(u for s in found.segments for u in s.units) == list(range(len(core.units)))
+    assert [t for s in reversed(found.segments) for t in s.stages] == list(range(len(core.stages)))
+    for s, segment in enumerate(found.segments):
+        leaves = {t.enters for t in found.segments[s + 1 : s + 2]}
+        own = {b for u in segment.units for b in core.units[u].makes}
+        allowed = own | found.always | core.held | {segment.enters} | leaves
+        assert {b for u in segment.units for b in core.units[u].reads} <= allowed
+        assert {b for t in segment.stages for b in core.stages[t].reads} <= allowed
+
+
+def test_a_graph_without_a_backward_pass_is_no_chain() -> None:
+    assert chain_of(reduce(corpus.load("rand100_0"))) is None
+
+
+def test_layers_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+    thinned = choices._thinned
+
+    def look(part: choices._Part) -> list[frozenset[int]]:
+        looked_at.append(part)
+        return thinned(part)
+
+    monkeypatch.setattr(choices, "_thinned", look)
+    _, found = cut(corpus.load("llama_8"))
+    assert len(choices_of(found)) == len(found.segments) > 2 * len(looked_at)
+
+
+def test_a_choice_that_keeps_more_makes_less_again() -> None:
+    _, found = cut(corpus.load("llama8"))
+    for of_segment in choices_of(found):
+        for stays in (False, True):
+            again = [c.again_ns for c in of_segment if c.stays is stays]
+            assert again == sorted(again)
+
+
+@pytest.mark.parametrize("budget", [4, 5, 6, 7])
+def test_on_a_uniform_chain_one_block_more_makes_up_for_what_is_rounded(budget: int) -> None:
+    problem = chain(12)
+    best = solve(problem, SolveOptions(gap=0.0), budget_bytes=budget)
+    assert best.bound_ns == best.cost_ns
+    roomier = problem.with_budget(budget + 1)
+    plans = chain_plans(roomier, unmerged(reduce(roomier)))
+    written = plans and plans.written(budget + 1)
+    assert written is not None
+    assert written.plan.cost_ns <= best.cost_ns
+
+
+@settings(max_examples=40)
+@given(problems(ops=12))
+def test_plans_of_a_chain_fit_or_there_is_none(problem: Problem) -> None:
+    peak = save_all_peak(problem)
+    for share in (0.6, 0.8, 0.95):
+        asked = problem.with_budget(int(share * peak))
+        plans = chain_plans(asked, merge(reduce(asked)))
+        written = plans and plans.written(int(share * peak))
+        if written:
+            validate(asked, written.plan)
+
+
+@pytest.mark.parametrize("problem", [chain(40, ns=100), skip(5)], ids=["chain", "skip"])
+def test_the_lowest_plan_of_a_chain_is_no_higher_than_what_dropping_finds(problem: Problem) -> None:
+    asked = problem.with_budget(save_all_peak(problem))
+    merged = merge(reduce(asked))
+    plans = chain_plans(asked, merged)
+    lowest = plans and plans.lowest()
+    assert lowest is not None
+    lower = asked.with_budget(lowest.plan.peak_bytes - 1)
+    dropped = drop(lower, merge(reduce(lower)))
+    assert dropped is None or dropped.plan.cost_ns > 0
+
+
+@pytest.mark.parametrize(("name", "share"), [("mlp", 0.15), ("convnext", 0.25), ("mamba", 0.2)])
+def test_where_budgets_are_tight_a_second_is_enough_for_what_a_chain_costs(name: str, share: float) -> None:
+    problem = corpus.load(name)
+    peak = solve(problem.with_budget(None)).peak_bytes - problem.resident_bytes
+    asked = problem.with_budget(problem.resident_bytes + int(share * peak))
+    plans = chain_plans(asked, merge(reduce(asked)))
+    written = plans and plans.written(asked.budget_bytes or 0)
+    assert written is not None
+    assert solve(asked, SolveOptions(time_limit_s=1)).cost_ns <= written.plan.cost_ns
