@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 
@@ -15,6 +13,7 @@ from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import solve, solver
 from rematc.solve.closure import add_closures
+from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, expand, keep_all
 from rematc.solve.formulate import formulate
@@ -95,7 +94,7 @@ def test_merging_changes_no_optimum(problem: Problem) -> None:
         full = reduce(asked, pauses=1)
         costs = []
         for merged in (unmerged(full), merge(full)):
-            found = search(asked, merged, complete(merged.core), 0.0, time.monotonic() + 60).best
+            found = search(asked, merged, complete(merged.core), 0.0, Deadline.after(60)).best
             costs.append(None if found is None else found.plan.cost_ns)
         assert costs[1] is None or costs[0] == costs[1]
 
@@ -170,7 +169,7 @@ def test_what_is_made_from_scratch_keeps_nothing() -> None:
 def test_the_lowest_peak_is_bounded_from_below(problem: Problem) -> None:
     merged = unmerged(reduce(problem))
     start = expand(problem, merged, keep_all(merged.core))
-    written, bound = lowest(problem, merged, start, time.monotonic() + 60)
+    written, bound = lowest(problem, merged, start, Deadline.after(60))
     assert bound <= oracle.minimum_peak(problem) <= written.plan.peak_bytes
 
 
@@ -180,8 +179,9 @@ def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
     merged = unmerged(reduce(asked))
     start = drop(asked, merged)
     assert start is not None
-    improver = Improver(asked, merged, [start])
-    improver.run(goal_ns=0, gap=0.0, deadline=time.monotonic() + 2)
+    improver = Improver(asked, merged, lambda: [start])
+    improver.begin()
+    improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(2))
     assert improver.best.plan.peak_bytes <= asked.budget_bytes
     assert improver.best.plan.cost_ns <= start.plan.cost_ns
 

@@ -174,13 +174,16 @@ def _memory_rows(f: Formulation) -> None:
     While op t runs: op_bytes[t] + what it reads + sum of size[b] * past(b, t), other b <= budget.
     """
     size = f.core.block_bytes
+    kept: list[list[int]] = [[] for _ in range(len(f.spans) + 1)]  # the blocks with S, by span
+    for b, k in sorted(f.kept):
+        kept[k].append(b)
     for k in range(len(f.spans)):
-        there = [(f.kept[b, k], size[b]) for b in range(len(size)) if (b, k) in f.kept]
+        there = [(f.kept[b, k], size[b]) for b in kept[k]]
         f.memory_row(f.core.stages[f.spans.starts[k]].before_bytes, there)
     for t in _dearest(f):
         stage = f.core.stages[t]
         read = sum(size[b] for b in stage.reads)
-        past = ((b, f.past(b, t)) for b in range(len(size)) if b not in stage.reads)
+        past = ((b, f.past(b, t)) for b in kept[f.spans.of(t) + 1] if b not in stage.reads)
         f.memory_row(stage.op_bytes + read, [(x, size[b]) for b, x in past if x is not None])
 
 

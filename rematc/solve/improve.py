@@ -7,10 +7,10 @@ small and has a solution from the start. Those of one part of the backward pass 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rematc.problem import Problem
+from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.formulate import Formulation
@@ -32,17 +32,25 @@ class Improver:
     is swept once, and then the one that is cheapest by then goes on alone.
     """
 
-    def __init__(self, problem: Problem, merged: Merged, starts: Iterable[Written]) -> None:
-        self.around = [_Around(problem, merged, start) for start in starts]
+    def __init__(self, problem: Problem, merged: Merged, starts: Callable[[], Iterable[Written]]) -> None:
+        self.problem, self.merged, self.starts = problem, merged, starts
+        self.around: list[_Around] = []
+        self.first: Written | None = None
+
+    def begin(self) -> None:
+        """Find the plans to start from, unless that was done: often the search needs none."""
+        if not self.around:
+            self.around = [_Around(self.problem, self.merged, start) for start in self.starts()]
+            self.first = self.best
 
     @property
     def best(self) -> Written:
         """The cheapest plan so far."""
         return min((a.best for a in self.around), key=_cost)
 
-    def run(self, goal_ns: float, gap: float, deadline: float) -> None:
+    def run(self, goal_ns: float, gap: float, deadline: Deadline) -> None:
         """Make ``best`` cheaper until ``deadline``, it costs ``goal_ns`` at most, or all was free at once."""
-        while len(self.around) > 1 and time.monotonic() < deadline and self.best.plan.cost_ns > goal_ns:
+        while len(self.around) > 1 and deadline.left() > 0 and self.best.plan.cost_ns > goal_ns:
             next((a for a in self.around if a.n_free == FREE), self.around[0]).run(
                 goal_ns, gap, deadline, FREE
             )
@@ -65,11 +73,11 @@ class _Around:
         self.refined = Refined(tightest(merged.core))
         self.near, self.n_free = _Near(merged.core), FREE
         self.sweep = self.near.sweep(FREE)
-        self.f = self._formulation()
+        self.f: Formulation | None = None
 
-    def run(self, goal_ns: float, gap: float, deadline: float, most: float = math.inf) -> None:
+    def run(self, goal_ns: float, gap: float, deadline: Deadline, most: float = math.inf) -> None:
         """Go on until one of the limits, or ``most`` units at a time have been free everywhere."""
-        while self.best.plan.cost_ns > goal_ns and time.monotonic() < deadline and self.n_free <= most:
+        while self.best.plan.cost_ns > goal_ns and deadline.left() > 0 and self.n_free <= most:
             free = next(self.sweep, None)
             if free is None:
                 if self.n_free > len(self.near.read):
@@ -78,18 +86,19 @@ class _Around:
                 self.sweep = self.near.sweep(self.n_free)
                 continue
             for _ in range(TRIES):
-                left = min(SLICE_S, deadline - time.monotonic())
+                left = min(SLICE_S, deadline.left())
                 if left <= 0 or not self._step(free, gap, left):
                     break
 
     def _step(self, free: frozenset[int], gap: float, time_limit_s: float) -> bool:
         """Decide about ``free`` units anew; True if memory rows were missing, and now are there."""
         assert self.problem.budget_bytes is not None
-        fixed = _fixed(self.f, self.best.draft, free)
-        result = self.f.model.solve(gap=gap, time_limit_s=time_limit_s, fixed=fixed)
+        f = self.f = self.f or self._formulation()
+        fixed = _fixed(f, self.best.draft, free)
+        result = f.model.solve(gap=gap, time_limit_s=time_limit_s, fixed=fixed)
         if result.values is None:
             return False
-        found = expand(self.problem, self.merged, decode(self.f, result.values))
+        found = expand(self.problem, self.merged, decode(f, result.values))
         if found.plan.peak_bytes <= self.problem.budget_bytes:
             self.best = min(self.best, found, key=_cost)
             return False
@@ -97,7 +106,7 @@ class _Around:
         refine(self.problem, self.merged, self.refined, found, at_once=16, strict=True)
         if self.refined.size == size:
             return False
-        self.f = self._formulation()
+        self.f = None
         return True
 
     def _formulation(self) -> Formulation:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from rematc.problem import Problem
 from rematc.solve.chain import chain_plans
+from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode, missing
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, Written, expand
@@ -22,7 +21,7 @@ ENOUGH = 0.05  # above the bound: then nothing else is tried
 SCRATCH_PAIRS = 200_000  # more would take too long to write and to judge
 
 
-def lowest(problem: Problem, merged: Merged, start: Written, deadline: float) -> tuple[Written, int]:
+def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline) -> tuple[Written, int]:
     """The plan with the lowest peak found by ``deadline``, and a lower bound on the peak of every plan.
 
     ``start`` is any plan that is known. A plan within the problem's budget is low enough.
@@ -32,11 +31,10 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: float) ->
     high = best.plan.peak_bytes
     problem, gap = problem.with_budget(high), GAP / 4 * (1 - problem.resident_bytes / max(1, high))
     for _ in range(ROUNDS):
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if deadline.left() <= 0:
             break
         f = build(problem, merged, refined, least_peak=True)
-        result = f.model.solve(gap=gap, time_limit_s=left, node_limit=NODES)
+        result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
         if refined.bounds_all:
             bound = max(bound, f.floor_bytes(result.bound))
         if result.values is None:

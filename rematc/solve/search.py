@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 from rematc.problem import Problem
+from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.expand import Written, expand
 from rematc.solve.improve import Improver
@@ -16,6 +16,7 @@ from rematc.solve.refine import Refined, build, refine
 log = logging.getLogger(__name__)
 
 ROUNDS = 100
+MARGINS, LITTLE = 4, 0.02  # how often, and up to what share of the budget, a margin is tried
 FIRST_GAP = 0.1  # as long as more is refined
 NODES = 400
 SHARE = 0.5  # of the time left, for one round
@@ -40,19 +41,18 @@ def search(
     merged: Merged,
     refined: Refined,
     gap: float,
-    deadline: float,
+    deadline: Deadline,
     improver: Improver | None = None,
 ) -> Found:
     """The cheapest plan for ``merged`` within ``gap``, from what is ``refined`` on, until ``deadline``."""
     assert problem.budget_bytes is not None
-    best = improver.best if improver else None
+    best: Written | None = None
     bound, asked = 0, gap if refined.is_complete else max(gap, FIRST_GAP)
     for n in range(ROUNDS):
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if deadline.left() <= 0:
             break
         f = build(problem, merged, refined)
-        result = f.model.solve(gap=asked, time_limit_s=SHARE * left, node_limit=NODES)
+        result = f.model.solve(gap=asked, time_limit_s=SHARE * deadline.left(), node_limit=NODES)
         if refined.bounds_all:
             bound = max(bound, f.floor_ns(result.bound))
         goal = (1 + gap) * bound
@@ -61,11 +61,15 @@ def search(
         written = expand(problem, merged, decode(f, result.values))
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= problem.budget_bytes
-        if fits:
-            best = min(best or written, written, key=lambda w: w.plan.cost_ns)
-        elif improver and n >= SIMPLE_ROUNDS:
-            improver.run(goal, gap / 2, time.monotonic() + IMPROVE * (deadline - time.monotonic()))
-            best = improver.best
+        near = written if fits else _with_margin(problem, merged, refined, written, gap, deadline)
+        if near:
+            best = min(best or near, near, key=lambda w: w.plan.cost_ns)
+        if best and best.plan.cost_ns <= goal:
+            return Found(best, bound, result.finished)
+        if not fits and improver and n >= SIMPLE_ROUNDS:
+            improver.begin()
+            improver.run(goal, gap / 2, Deadline.after(IMPROVE * deadline.left()))
+            best = min(best or improver.best, improver.best, key=lambda w: w.plan.cost_ns)
         if best and (best.plan.cost_ns <= goal or (fits and asked <= gap / 2)):
             return Found(best, bound, result.finished)
         if fits:
@@ -76,3 +80,24 @@ def search(
             if refined.size == before:
                 break
     return Found(best, bound, False)
+
+
+def _with_margin(
+    problem: Problem, merged: Merged, refined: Refined, written: Written, gap: float, deadline: Deadline
+) -> Written | None:
+    """A plan that fits, for a budget less what ``written`` breaks it by, if that is little."""
+    assert problem.budget_bytes is not None
+    asked = problem.budget_bytes
+    for _ in range(MARGINS):
+        excess = written.plan.peak_bytes - problem.budget_bytes
+        if excess <= 0:
+            return written
+        if excess > LITTLE * problem.budget_bytes or deadline.left() <= 0:
+            return None
+        asked -= excess
+        f = build(problem.with_budget(asked), merged, refined)
+        result = f.model.solve(gap=gap / 2, time_limit_s=SHARE * deadline.left(), node_limit=NODES)
+        if result.values is None:
+            return None
+        written = expand(problem, merged, decode(f, result.values))
+    return None

@@ -12,6 +12,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import Profile, simulate, validate
 from rematc.solve.chain import chain_plans
+from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Written, expand, keep_all
 from rematc.solve.improve import Improver
@@ -87,7 +88,7 @@ def _solve_exactly(problem: Problem, options: SolveOptions) -> Plan:
 
 def _exact(problem: Problem, options: SolveOptions) -> Found:
     merged = unmerged(reduce(problem, pauses=1))
-    deadline = time.monotonic() + options.time_limit_s
+    deadline = Deadline.after(options.time_limit_s)
     return search(problem, merged, complete(merged.core), 0.0, deadline)
 
 
@@ -108,19 +109,28 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
 def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started: float) -> Plan:
     assert problem.budget_bytes is not None
     merged, limit_s = merge(whole.core), options.time_limit_s
-    starts = _starts(problem, merged)
-    if not starts:  # any plan is worth more than the time limit, and so is the same refusal under each
-        starts = [_tightest(problem, merged)]
-        started = time.monotonic()
+    end, search_end = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
+
+    def starts() -> list[Written]:
+        begun = time.monotonic()
+        if found := _starts(problem, merged):
+            return found
+        found = [_tightest(problem, merged)]
+        for deadline in (end, search_end):  # any plan is worth more than the time limit
+            deadline.at += time.monotonic() - begun
+        return found
+
     improver = Improver(problem, merged, starts)
-    found = search(
-        problem, merged, Refined(tightest(merged.core)), options.gap, started + SEARCH * limit_s, improver
-    )
-    if found.best is not None:
+    found = search(problem, merged, Refined(tightest(merged.core)), options.gap, search_end, improver)
+    goal = (1 + options.gap) * found.bound_ns
+    if found.best and found.best.plan.cost_ns <= goal:
+        return _judge(found.best.plan, found.bound_ns, options.gap)
+    improver.begin()
+    if found.best:
         improver.offer(found.best)
-    improver.run((1 + options.gap) * found.bound_ns, options.gap / 2, started + limit_s)
+    improver.run(goal, options.gap / 2, end)
     plan = _judge(improver.best.plan, found.bound_ns, options.gap)
-    return _fallen_back(plan) if improver.best in starts and plan.status == "feasible" else plan
+    return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
 
 
 def _starts(problem: Problem, merged: Merged) -> list[Written]:
@@ -136,7 +146,7 @@ def _tightest(problem: Problem, merged: Merged) -> Written:
     """Where dropping finds nothing that fits: the plan with the lowest peak, or a refusal."""
     assert problem.budget_bytes is not None
     start = expand(problem, merged, keep_all(merged.core))
-    written, bound_bytes = lowest(problem, merged, start, time.monotonic() + LOWEST_S)
+    written, bound_bytes = lowest(problem, merged, start, Deadline.after(LOWEST_S))
     if written.plan.peak_bytes > problem.budget_bytes:
         raise _refusal(problem, written.plan, bound_bytes)
     return written
