@@ -19,8 +19,9 @@ from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.spans import tightest
 
-FREE = 16  # units that are free at the least
-PAIRS = (0.5, 0.25, 0.125)  # how far the two parts of a pair are apart, of the backward pass
+FREE, PARTS = 24, 40  # units that are free at the least: so many, and such a part of all
+PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backward pass
+NEAR = 1.1  # times the bound
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 SLICE_S = 1.0
 
@@ -37,11 +38,15 @@ class Improver:
         self.around: list[_Around] = []
         self.first: Written | None = None
 
-    def begin(self) -> None:
-        """Find the plans to start from, unless that was done: often the search needs none."""
+    def begin(self, known: Written | None = None, bound_ns: int = 0) -> None:
+        """Start from the plan that is ``known``, if that is near the bound; if not, find others, once."""
         if not self.around:
-            self.around = [_Around(self.problem, self.merged, start) for start in self.starts()]
-            self.first = self.best
+            near = known and _cost(known) <= NEAR * bound_ns
+            starts = [known] if known and near else self.starts()
+            self.around = [_Around(self.problem, self.merged, start) for start in starts]
+            self.first = None if near else self.best
+        if known:
+            self.offer(known)
 
     @property
     def best(self) -> Written:
@@ -51,10 +56,9 @@ class Improver:
     def run(self, goal_ns: float, gap: float, deadline: Deadline) -> None:
         """Make ``best`` cheaper until ``deadline``, it costs ``goal_ns`` at most, or all was free at once."""
         while len(self.around) > 1 and deadline.left() > 0 and self.best.plan.cost_ns > goal_ns:
-            next((a for a in self.around if a.n_free == FREE), self.around[0]).run(
-                goal_ns, gap, deadline, FREE
-            )
-            if all(a.n_free > FREE for a in self.around):
+            first = next((a for a in self.around if a.n_free == a.n_first), self.around[0])
+            first.run(goal_ns, gap, deadline, first.n_first)
+            if all(a.n_free > a.n_first for a in self.around):
                 self.around = [min(self.around, key=lambda a: _cost(a.best))]
         if len(self.around) == 1:
             self.around[0].run(goal_ns, gap, deadline)
@@ -71,8 +75,9 @@ class _Around:
     def __init__(self, problem: Problem, merged: Merged, start: Written) -> None:
         self.problem, self.merged, self.best = problem, merged, start
         self.refined = Refined(tightest(merged.core))
-        self.near, self.n_free = _Near(merged.core), FREE
-        self.sweep = self.near.sweep(FREE)
+        self.near = _Near(merged.core)
+        self.n_first = self.n_free = max(FREE, len(self.near.read) // PARTS)
+        self.sweep = self.near.sweep(self.n_free)
         self.f: Formulation | None = None
 
     def run(self, goal_ns: float, gap: float, deadline: Deadline, most: float = math.inf) -> None:

@@ -11,7 +11,7 @@ from rematc.solve.decode import decode
 from rematc.solve.expand import Written, expand
 from rematc.solve.improve import Improver
 from rematc.solve.merge import Merged
-from rematc.solve.refine import Refined, build, refine
+from rematc.solve.refine import AT_ONCE, Refined, build, refine
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +19,7 @@ ROUNDS = 100
 MARGINS, LITTLE = 4, 0.02  # how often, and up to what share of the budget, a margin is tried
 FIRST_GAP = 0.1  # as long as more is refined
 NODES = 400
+ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
 SIMPLE_ROUNDS = 1  # before another plan is improved: often that is not needed
 IMPROVE = 0.2  # of the time left, for that
@@ -47,6 +48,7 @@ def search(
     """The cheapest plan for ``merged`` within ``gap``, from what is ``refined`` on, until ``deadline``."""
     assert problem.budget_bytes is not None
     best: Written | None = None
+    at_once = max(1, min(AT_ONCE, ROOM // max(1, len(merged.core.units))))
     bound, asked = 0, gap if refined.is_complete else max(gap, FIRST_GAP)
     for n in range(ROUNDS):
         if deadline.left() <= 0:
@@ -67,16 +69,16 @@ def search(
         if best and best.plan.cost_ns <= goal:
             return Found(best, bound, result.finished)
         if not fits and improver and n >= SIMPLE_ROUNDS:
-            improver.begin()
+            improver.begin(best, bound)
             improver.run(goal, gap / 2, Deadline.after(IMPROVE * deadline.left()))
-            best = min(best or improver.best, improver.best, key=lambda w: w.plan.cost_ns)
+            best = improver.best
         if best and (best.plan.cost_ns <= goal or (fits and asked <= gap / 2)):
             return Found(best, bound, result.finished)
         if fits:
             asked = gap / 2
         else:
             before = refined.size
-            refine(problem, merged, refined, written)
+            refine(problem, merged, refined, written, at_once=at_once)
             if refined.size == before:
                 break
     return Found(best, bound, False)

@@ -125,9 +125,7 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
     goal = (1 + options.gap) * found.bound_ns
     if found.best and found.best.plan.cost_ns <= goal:
         return _judge(found.best.plan, found.bound_ns, options.gap)
-    improver.begin()
-    if found.best:
-        improver.offer(found.best)
+    improver.begin(found.best, found.bound_ns)
     improver.run(goal, options.gap / 2, end)
     plan = _judge(improver.best.plan, found.bound_ns, options.gap)
     return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
