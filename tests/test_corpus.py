@@ -13,6 +13,7 @@ from benchmarks import corpus
 from benchmarks.corpus_random import layered
 from rematc import compat
 from rematc.simulate import simulate
+from rematc.solve import solve
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 6_000_000
@@ -67,12 +68,25 @@ def test_random_graphs_have_the_edges_that_they_should() -> None:
         assert 0.9 * edges < sum(many) / len(many) < 1.1 * edges
 
 
-@pytest.mark.skipif(compat.torch_version() not in compat.TESTED, reason="another torch, another graph")
+@pytest.mark.skipif(
+    compat.torch_version() not in compat.TESTED,
+    reason="the file was captured with a tested torch, and another one traces other ops",
+)
 def test_a_model_comes_out_the_same(fresh_dynamo: None) -> None:
     from benchmarks.corpus_models import MODELS as MAKERS  # transformers takes seconds to load
 
     assert set(MAKERS) == set(MODELS)
     assert corpus.make("vgg16") == corpus.load("vgg16")
+
+
+def test_a_model_is_captured_under_any_torch(fresh_dynamo: None) -> None:
+    """Perhaps not the file's graph, but a whole one: as many gradients, as much to keep, and a plan."""
+    made, filed = corpus.make("vgg16"), corpus.load("vgg16")
+    assert len(made.graph.gradients) == len(filed.graph.gradients)
+    peak = simulate(made, corpus.save_all(made)).peak_bytes
+    assert peak == pytest.approx(simulate(filed, corpus.save_all(filed)).peak_bytes, rel=0.05)
+    plan = solve(made, budget_bytes=made.resident_bytes + int(0.9 * (peak - made.resident_bytes)))
+    assert simulate(made, plan).peak_bytes == plan.peak_bytes < peak
 
 
 def test_a_file_is_its_problem_and_nothing_else() -> None:

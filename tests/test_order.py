@@ -18,8 +18,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged, simulate, validate
 from rematc.solve import solver
-from rematc.solve.needs import needs
-from rematc.solve.order import Order, best_order, orders, reordered, restored
+from rematc.solve.order import Order, best_order, needs, orders, reordered, restored
 from tests import oracle
 from tests.graphs import Builder, problems, random_problem
 from tests.test_simulate import effects
@@ -53,7 +52,7 @@ def test_every_order_runs_and_needs_what_the_judge_counts(problem: Problem) -> N
     assert found[0] == problem.graph.backward_steps
     assert len(set(found)) == len(found)
     for order in found:
-        assert needs(problem, order)[0] == backward_peak(problem, order)
+        assert needs(problem, order)[1] == backward_peak(problem, order)
     assert orders(problem) == found
 
 
@@ -61,7 +60,7 @@ def test_every_order_runs_and_needs_what_the_judge_counts(problem: Problem) -> N
 @given(problems(8))
 def test_no_plan_goes_below_what_the_neediest_op_needs(problem: Problem) -> None:
     for order in orders(problem):
-        assert needs(problem, order)[1] <= oracle.minimum_peak(reordered(problem, order))
+        assert needs(problem, order)[0] <= oracle.minimum_peak(reordered(problem, order))
 
 
 @settings(max_examples=150)

@@ -10,7 +10,7 @@ from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.simulate import validate
+from rematc.simulate import simulate, validate
 from rematc.solve import solve, solver
 from rematc.solve.closure import add_closures
 from rematc.solve.deadline import Deadline
@@ -20,6 +20,7 @@ from rematc.solve.formulate import formulate
 from rematc.solve.improve import Improver
 from rematc.solve.lowest import from_scratch, lowest
 from rematc.solve.merge import merge, unmerged
+from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
 from rematc.solve.search import search
@@ -64,6 +65,31 @@ def test_the_bound_is_below_every_plan_and_most_plans_are_optimal(seeds: range) 
         assert plan.bound_ns <= best.cost_ns <= plan.cost_ns
         optimal += plan.cost_ns == best.cost_ns
     assert optimal >= 0.98 * len(asked)
+
+
+def test_the_bound_is_that_of_the_order_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plan with the backward ops in that order, found by exhaustive search, costs as much or more."""
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+    chosen = [(problem, best_order(problem)) for problem in map(random_problem, range(3000))]
+    chosen = [(problem, order) for problem, order in chosen if order != problem.graph.backward_steps]
+    assert len(chosen) >= 15
+    for problem, order in chosen:
+        other = reordered(problem, order)
+        for budget in budgets(other):
+            best, plan = oracle.search(other.with_budget(budget)), solved(problem.with_budget(budget))
+            assert best is not None
+            if plan is not None:
+                assert plan.bound_ns <= best.cost_ns <= plan.cost_ns
+
+
+@pytest.mark.parametrize("share", [0.7, 0.85])
+@pytest.mark.parametrize("name", ["gpt2_4", "llama_8", "vit", "vgg16", "bart"])
+def test_plans_of_real_models_are_proven_near_optimal(name: str, share: float) -> None:
+    problem = corpus.load(name)
+    peak = simulate(problem, corpus.save_all(problem)).peak_bytes
+    plan = solve(problem, budget_bytes=problem.resident_bytes + int(share * (peak - problem.resident_bytes)))
+    assert plan.cost_ns > 0
+    assert plan.gap <= 0.01
 
 
 @pytest.mark.slow

@@ -31,12 +31,12 @@ TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """A block is there from stage ``made`` (-1: from forward on), in which it is made, to stage ``last``."""
+class Decision:
+    """From stage ``at`` (-1: forward) to its end, a segment keeps as ``choice`` says, or what enters it."""
 
-    block: int
-    made: int
-    last: int
+    segment: int
+    choice: Choice | None
+    at: int
 
 
 class ChainPlans:
@@ -127,60 +127,68 @@ class ChainPlans:
         return rows
 
     def _draft(self, level: int) -> Draft:
-        core, chain = self.chain.core, self.chain
-        lean: set[int] = set()  # segments that make again what they need for each use anew
-        stays = list(self._stays(level, lean))
-        n = len(core.stages)
-        there: list[set[int]] = [set() for _ in range(n)]
-        made: list[set[int]] = [set() for _ in range(n)]
-        for stay in stays:
-            if stay.made >= 0:
-                made[stay.made].add(stay.block)
-            for t in range(stay.made + 1, stay.last + 1):
-                there[t].add(stay.block)
-        fixed = core.held | chain.always
-        runs: list[tuple[int, ...]] = []
-        for s, segment in reversed(list(enumerate(chain.segments))):
-            own = {b for u in segment.units for b in core.units[u].makes}
-            last = {b: t for t in segment.stages for b in core.stages[t].reads if b in own}
-            lingering: set[int] = set()
-            for t in segment.stages:
-                reads = core.stages[t].reads
-                units = missing(core, [*reads, *sorted(made[t])], fixed | there[t] | lingering)
-                runs.append(tuple(units))
-                if s not in lean:
-                    lingering |= {b for u in units for b in core.units[u].makes if last.get(b, -1) > t}
-        saved = {s.block for s in stays if s.made < 0} | chain.always
-        return Draft(frozenset(saved) - core.held, tuple(runs))
+        core = self.chain.core
+        decisions = list(self._decisions(level))
+        lean = {d.segment for d in decisions if d.choice and not d.choice.stays}
+        there: list[set[int]] = [set() for _ in core.stages]
+        made: list[set[int]] = [set() for _ in core.stages]
+        for d in decisions:
+            if d.at >= 0:
+                made[d.at].update(self._kept(d))
+            for t in range(d.at + 1, self._end(d.segment) + 1):
+                there[t].update(self._kept(d))
+        segments = reversed(range(len(self.chain.segments)))
+        runs = tuple(run for s in segments for run in self._runs(s, s in lean, there, made))
+        saved = {b for d in decisions if d.at < 0 for b in self._kept(d)} | self.chain.always
+        return Draft(frozenset(saved) - core.held, runs)
 
-    def _stays(self, level: int, lean: set[int]) -> Iterator[Stay]:
-        """What is kept from where to where, for the least cost at ``level``; ``lean`` segments are added."""
+    def _runs(
+        self, s: int, lean: bool, there: list[set[int]], made: list[set[int]]
+    ) -> Iterator[tuple[int, ...]]:
+        """What each stage of segment ``s`` makes again: what it reads, and what is kept from then on.
+
+        Unless ``lean``, what was made for one stage stays for the others that read it.
+        """
+        core, segment = self.chain.core, self.chain.segments[s]
+        own = {b for u in segment.units for b in core.units[u].makes}
+        last = {b: t for t in segment.stages for b in core.stages[t].reads if b in own}
+        fixed = core.held | self.chain.always
+        lingering: set[int] = set()
+        for t in segment.stages:
+            needed = [*core.stages[t].reads, *sorted(made[t])]
+            units = missing(core, needed, fixed | there[t] | lingering)
+            yield tuple(units)
+            if not lean:
+                lingering |= {b for u in units for b in core.units[u].makes if last.get(b, -1) > t}
+
+    def _decisions(self, level: int) -> Iterator[Decision]:
+        """Those that cost least at ``level``."""
         stack = [(0, len(self.chain.segments) - 1, level, -1)]
         while stack:
             i, j, m, at = stack.pop()
             if i == j:
-                c = self.choices[i][int(self._single(i)[:, m].argmin())]
-                yield from self._kept(i, c, at, lean)
+                yield Decision(i, self.choices[i][int(self._single(i)[:, m].argmin())], at)
                 continue
             keep, checkpoint = self._keep(i, j)[:, m], self._checkpoint(i, j)[:, m]
             if keep.min() <= checkpoint.min():
-                c = self.choices[i][int(keep.argmin())]
-                yield from self._kept(i, c, at, lean)
-                k, left = i + 1, m - self._units(c.kept_bytes)
+                choice = self.choices[i][int(keep.argmin())]
+                yield Decision(i, choice, at)
+                k, left = i + 1, m - self._units(choice.kept_bytes)
             else:
                 k, left = i + 1 + int(checkpoint.argmin()), m
                 stack.append((i, k - 1, m, self.first[k - 1]))
-            enters = self.chain.segments[k].enters
-            if enters is not None:
-                yield Stay(enters, at, self._end(k))
+            yield Decision(k, None, at)
             stack.append((k, j, left - self.enters[k], at))
 
-    def _kept(self, i: int, choice: Choice, at: int, lean: set[int]) -> Iterator[Stay]:
-        if not choice.stays:
-            lean.add(i)
-        return (Stay(b, at, self._end(i)) for b in choice.kept)
+    def _kept(self, decision: Decision) -> frozenset[int]:
+        """The blocks that ``decision`` keeps."""
+        if decision.choice:
+            return decision.choice.kept
+        enters = self.chain.segments[decision.segment].enters
+        return frozenset() if enters is None else frozenset((enters,))
 
     def _end(self, i: int) -> int:
+        """The last stage of segment ``i``."""
         stages = self.chain.segments[i].stages
         return stages[-1] if stages else stages.start - 1
 

@@ -10,7 +10,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged, simulate
 from rematc.solve.merge import Merged
-from rematc.solve.reduce import Core, is_view
+from rematc.solve.reduce import Core
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class _Writer:
     def _append(self, i: int) -> None:
         op = self.graph.ops[i]
         self.steps.append(i)
-        view = is_view(self.graph, i)
+        view = i in self.graph.views
         for v in op.outputs:
             storage = self.graph.values[v].storage
             if not view:

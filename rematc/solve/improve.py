@@ -107,9 +107,7 @@ class _Around:
         if found.plan.peak_bytes <= self.problem.budget_bytes:
             self.best = min(self.best, found, key=_cost)
             return False
-        size = self.refined.size
-        refine(self.problem, self.merged, self.refined, found, at_once=16, strict=True)
-        if self.refined.size == size:
+        if not refine(self.problem, self.merged, self.refined, found, at_once=16, strict=True):
             return False
         self.f = None
         return True

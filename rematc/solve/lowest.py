@@ -42,9 +42,8 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
         written = expand(problem, merged, decode(f, result.values))
         best = min(best, written, key=_peak)
         target = _above(problem, max(bound, f.floor_bytes(result.bound)), GAP)
-        size = refined.size
-        refine(problem.with_budget(target), merged, refined, written)
-        if best.plan.peak_bytes <= max(target, asked) or refined.size == size:
+        grown = refine(problem.with_budget(target), merged, refined, written)
+        if best.plan.peak_bytes <= max(target, asked) or not grown:
             break
     if best.plan.peak_bytes > max(asked, _above(problem, bound, ENOUGH)):
         best = _dropped(problem, merged, best)

@@ -1,7 +1,7 @@
 """The order of the backward ops, chosen before the search: another than autograd's where that needs less.
 
-The same ops run on the same values, so gradients are the same to the bit. `listing` makes the orders,
-`needs` judges them.
+The same ops run on the same values, so gradients are the same to the bit. `list_scheduling` makes the
+orders, `loads` judges them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import replace
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.solve.listing import RULES, Ties, listed
-from rematc.solve.needs import needs
+from rematc.solve.list_scheduling import RULES, Ties, listed
+from rematc.solve.reduce import reduce
+from rematc.solve.spans import loads
 
 Order = tuple[int, ...]
 ENOUGH = 0.01  # of what is above resident: for less than that the order stays the graph's
@@ -27,10 +28,12 @@ def orders(problem: Problem) -> list[Order]:
 def best_order(problem: Problem) -> Order:
     """The order to solve for: the graph's own, or one that needs no more in any way and `ENOUGH` less in one.
 
-    An order is judged by the peak with everything kept and by its neediest op: see `needs`.
+    An order is judged by what backward needs at the least, whatever the plan, and with everything kept.
     """
-    tried = {order: needs(problem, order) for order in orders(problem)}
-    own, *others = tried
+    own, *others = orders(problem)
+    if not others:
+        return own
+    tried = {order: needs(problem, order) for order in (own, *others)}
     enough = [max(1, ENOUGH * (n - problem.resident_bytes)) for n in tried[own]]
 
     def saved(order: Order) -> list[float]:
@@ -38,6 +41,12 @@ def best_order(problem: Problem) -> Order:
 
     better = [order for order in others if min(saved(order)) >= 0 and max(saved(order)) >= 1]
     return max(better, key=lambda order: sum(saved(order)), default=own)
+
+
+def needs(problem: Problem, order: Order) -> tuple[int, int]:
+    """The most that is alive in backward or at its end, in bytes: at the least, and with all kept."""
+    least, kept = loads(reduce(reordered(problem, order)))
+    return max(least), max(kept)
 
 
 def reordered(problem: Problem, order: Order) -> Problem:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from rematc.graph import Graph
 from rematc.problem import Problem
@@ -132,7 +133,7 @@ class _Folded:
         self.block_of: dict[int, int] = {}
         self.values: list[tuple[int, ...]] = []
         for i, op in enumerate(self.graph.ops):
-            view = is_view(self.graph, i)
+            view = i in self.graph.views
             if view:
                 self.views.add(i)
             for v in op.outputs:
@@ -176,11 +177,6 @@ class _Folded:
             self.block_of.update(dict.fromkeys(values, len(self.values)))
             self.values.append(tuple(values))
         return tuple(range(first, len(self.values)))
-
-
-def is_view(graph: Graph, i: int) -> bool:
-    """Does op ``i`` make no memory of its own, and may it be taken again anywhere?"""
-    return i in graph.views
 
 
 def is_general(graph: Graph) -> bool:
@@ -260,10 +256,10 @@ def _backward_bytes(folded: _Folded, steps: list[int]) -> tuple[list[int], list[
         death.update((storage[v], k) for v in read if storage[v] in death)
     ends = [*folded.roots(graph.gradients), *graph.held]
     death.update((storage[v], end) for v in ends if storage[v] in death)
-    before, during = [0] * (end + 1), [0] * (end + 1)
+    before, during = [0] * (end + 2), [0] * (end + 2)
     for s, born in birth.items():
-        for k in range(born + 1, death[s] + 1):
-            before[k] += graph.storage_bytes[s]
-        for k in range(max(born, 0), death[s] + 1):
-            during[k] += graph.storage_bytes[s]
-    return before, during
+        for alive, since in ((before, born + 1), (during, max(born, 0))):
+            if since <= death[s]:
+                alive[since] += graph.storage_bytes[s]
+                alive[death[s] + 1] -= graph.storage_bytes[s]
+    return list(accumulate(before[:-1])), list(accumulate(during[:-1]))

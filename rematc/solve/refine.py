@@ -81,11 +81,12 @@ def refine(
     *,
     at_once: int = AT_ONCE,
     strict: bool = False,
-) -> list[int]:
-    """Tell apart what makes ``written`` break the budget, in the stages returned.
+) -> bool:
+    """Tell apart what makes ``written`` break the budget; False if all of that was told apart before.
 
     ``strict``: memory rows are in the given order at once.
     """
+    size = refined.size
     full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
     unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
     over: dict[int, int] = {}
@@ -103,7 +104,7 @@ def refine(
             pair = (unit[op], t)
             (refined.in_order if strict or pair in known else refined.any_order).add(pair)
     refined.spans = refined.spans.alone(worst)
-    return worst or [0]
+    return refined.size > size
 
 
 def _worst(over: dict[int, int], at_once: int) -> list[int]:

@@ -66,22 +66,21 @@ def search(
         near = written if fits else _with_margin(problem, merged, refined, written, gap, deadline)
         if near:
             best = min(best or near, near, key=lambda w: w.plan.cost_ns)
-        if best and best.plan.cost_ns <= goal:
-            return Found(best, bound, result.finished)
-        if not fits and improver and n >= SIMPLE_ROUNDS:
+        if not fits and improver and n >= SIMPLE_ROUNDS and not _reached(best, goal):
             improver.begin(best, bound)
             improver.run(goal, gap / 2, Deadline.after(IMPROVE * deadline.left()))
             best = improver.best
-        if best and (best.plan.cost_ns <= goal or (fits and asked <= gap / 2)):
+        if _reached(best, goal) or (fits and asked <= gap / 2):  # the relaxation has nothing more to say
             return Found(best, bound, result.finished)
         if fits:
             asked = gap / 2
-        else:
-            before = refined.size
-            refine(problem, merged, refined, written, at_once=at_once)
-            if refined.size == before:
-                break
+        elif not refine(problem, merged, refined, written, at_once=at_once):
+            break
     return Found(best, bound, False)
+
+
+def _reached(best: Written | None, goal_ns: float) -> bool:
+    return best is not None and best.plan.cost_ns <= goal_ns
 
 
 def _with_margin(

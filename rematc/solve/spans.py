@@ -58,12 +58,24 @@ def every_stage(core: Core) -> Spans:
 
 def tightest(core: Core) -> Spans:
     """To begin with: the stage whose op alone needs most, and that which needs most if all is kept."""
-    size = core.block_bytes
-    alone, kept, later = [], [], set[int]()
-    for stage in reversed(core.stages):
-        later |= set(stage.reads)
-        alone.append(stage.op_bytes + sum(size[b] for b in stage.reads))
-        kept.append(stage.op_bytes + sum(size[b] for b in later))
-    last = len(core.stages) - 1
-    peaks = {last - load.index(max(load)) for load in (alone, kept)}
+    peaks = {load.index(max(load)) for load in loads(core)}
     return Spans(tuple(sorted(peaks | {0})), len(core.stages))
+
+
+def loads(core: Core) -> tuple[list[int], list[int]]:
+    """Bytes while each stage's op runs: at the least, whatever the plan, and with all kept that is read.
+
+    At the least there is what the op reads, and what is read later but can't be made again.
+    """
+    size = core.block_bytes
+    once = {b for unit in core.units if unit.required and unit.pinned for b in unit.makes}
+    least, kept, later = [], [], set[int]()
+    once_bytes = later_bytes = 0
+    for stage in reversed(core.stages):
+        new = set(stage.reads) - later
+        later |= new
+        later_bytes += sum(size[b] for b in new)
+        once_bytes += sum(size[b] for b in new & once)
+        least.append(stage.op_bytes + once_bytes + sum(size[b] for b in stage.reads if b not in once))
+        kept.append(stage.op_bytes + later_bytes)
+    return least[::-1], kept[::-1]

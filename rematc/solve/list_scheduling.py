@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from rematc.graph import Graph
-from rematc.solve.reduce import is_view
 
 # The key of an op, from whether it leads to one gradient alone and by how many bytes it makes what is alive
 # grow. The lowest is next; on a tie, the first in the graph.
@@ -94,7 +93,7 @@ class Ties:
         self.graph = graph
         self.place = {i: k for k, i in enumerate(graph.backward_steps)}
         fixed = {i for pair in graph.kept_in_order for i in pair}
-        self.views = {i for i in self.place if i not in fixed and is_view(graph, i)}
+        self.views = {i for i in self.place if i not in fixed and i in graph.views}
         self.ops = [i for i in self.place if i not in self.views]
         self.before = self._before()
         self.after: dict[int, list[int]] = {i: [] for i in self.ops}
