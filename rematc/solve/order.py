@@ -12,7 +12,7 @@ from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.solve.list_scheduling import RULES, Ties, listed
-from rematc.solve.reduce import reduce
+from rematc.solve.reduce import reduce_each
 from rematc.solve.spans import loads
 
 Order = tuple[int, ...]
@@ -30,10 +30,8 @@ def best_order(problem: Problem) -> Order:
 
     An order is judged by what backward needs at the least, whatever the plan, and with everything kept.
     """
-    own, *others = orders(problem)
-    if not others:
-        return own
-    tried = {order: needs(problem, order) for order in (own, *others)}
+    tried = needs(problem, orders(problem))
+    own, *others = tried
     enough = [max(1, ENOUGH * (n - problem.resident_bytes)) for n in tried[own]]
 
     def saved(order: Order) -> list[float]:
@@ -43,10 +41,10 @@ def best_order(problem: Problem) -> Order:
     return max(better, key=lambda order: sum(saved(order)), default=own)
 
 
-def needs(problem: Problem, order: Order) -> tuple[int, int]:
+def needs(problem: Problem, orders: list[Order]) -> dict[Order, tuple[int, int]]:
     """The most that is alive in backward or at its end, in bytes: at the least, and with all kept."""
-    least, kept = loads(reduce(reordered(problem, order)))
-    return max(least), max(kept)
+    found = map(loads, reduce_each(problem, orders))
+    return {order: (max(least), max(kept)) for order, (least, kept) in zip(orders, found, strict=True)}
 
 
 def reordered(problem: Problem, order: Order) -> Problem:

@@ -110,16 +110,24 @@ def reduce(problem: Problem, *, pauses: int = 0) -> Core:
     With ``pauses`` stages without an op before each backward op every order of recomputation that pays can
     be told. For small graphs.
     """
+    (core,) = reduce_each(problem, [problem.graph.backward_steps], pauses=pauses)
+    return core
+
+
+def reduce_each(problem: Problem, orders: Iterable[tuple[int, ...]], *, pauses: int = 0) -> tuple[Core, ...]:
+    """``problem`` with its backward ops in each of ``orders``, as a `Core`; all but its stages is common."""
     folded = _Folded(problem)
     units = folded.units()
     held = folded.blocks(problem.graph.outputs)
     sizes = tuple(folded.size(values[0]) for values in folded.values)
     if is_general(problem.graph):
         units = [replace(u, required=True) for u in units]
-        stages = _first_runs(folded, units)
+        each = [_first_runs(folded, units)]
     else:
-        stages = _stages(folded, held, sum(sizes[b] for b in held), pauses)
-    return Core(sizes, tuple(folded.values), tuple(units), tuple(stages), held, problem.resident_bytes)
+        held_bytes = sum(sizes[b] for b in held)
+        each = [_stages(folded, order, held, held_bytes, pauses) for order in orders]
+    fixed = sizes, tuple(folded.values), tuple(units)
+    return tuple(Core(*fixed, tuple(stages), held, problem.resident_bytes) for stages in each)
 
 
 class _Folded:
@@ -196,11 +204,13 @@ def _first_runs(folded: _Folded, units: list[Unit]) -> list[Stage]:
     return [*stages, Stage(None, ends, resident, resident + folded.problem.epilogue_bytes)]
 
 
-def _stages(folded: _Folded, held: frozenset[int], held_bytes: int, pauses: int) -> list[Stage]:
-    graph, problem = folded.graph, folded.problem
-    steps = [i for i in graph.backward_steps if i not in folded.views]
+def _stages(
+    folded: _Folded, order: tuple[int, ...], held: frozenset[int], held_bytes: int, pauses: int
+) -> list[Stage]:
+    problem = folded.problem
+    steps = [i for i in order if i not in folded.views]
     before, during = _backward_bytes(folded, steps)
-    reads = [tuple(sorted(blocks - held)) for blocks in _forward_reads(folded, steps)]
+    reads = [tuple(sorted(blocks - held)) for blocks in _forward_reads(folded, order, steps)]
     base = held_bytes + problem.resident_bytes
     stages: list[Stage] = []
     for k, i in enumerate(steps):
@@ -212,7 +222,7 @@ def _stages(folded: _Folded, held: frozenset[int], held_bytes: int, pauses: int)
     return [*stages, Stage(None, reads[len(steps)], end, end + problem.epilogue_bytes)]
 
 
-def _forward_reads(folded: _Folded, steps: list[int]) -> list[set[int]]:
+def _forward_reads(folded: _Folded, order: tuple[int, ...], steps: list[int]) -> list[set[int]]:
     """The forward blocks that each backward step needs at hand, and at last those that are gradients.
 
     A view that the backward pass takes of a forward block holds it from there to its last reader.
@@ -220,19 +230,21 @@ def _forward_reads(folded: _Folded, steps: list[int]) -> list[set[int]]:
     graph = folded.graph
     reads = [set(folded.blocks(graph.ops[i].inputs)) for i in steps]
     reads.append(set(folded.blocks(graph.gradients)))
-    for i in graph.backward_steps:
-        if i in folded.views and (blocks := folded.blocks(graph.ops[i].inputs)):
-            taken = next((k for k, j in enumerate(steps) if j > i), len(steps))
-            for k in range(taken, _last_read(folded, steps, i) + 1):
+    taken = 0  # steps before the view
+    for i in order:
+        if i not in folded.views:
+            taken += 1
+        elif blocks := folded.blocks(graph.ops[i].inputs):
+            for k in range(taken, _last_read(folded, order, steps, i) + 1):
                 reads[k] |= blocks
     return reads
 
 
-def _last_read(folded: _Folded, steps: list[int], view: int) -> int:
+def _last_read(folded: _Folded, order: tuple[int, ...], steps: list[int], view: int) -> int:
     """The last step that reads what backward op ``view`` makes, be it through other views."""
     graph = folded.graph
     made = set(graph.ops[view].outputs)
-    for i in graph.backward_steps:
+    for i in order:
         if i in folded.views and made & set(graph.ops[i].inputs):
             made |= set(graph.ops[i].outputs)
     if made & set(graph.gradients):
