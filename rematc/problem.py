@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -83,7 +83,11 @@ class Problem:
                 "storage_bytes": g.storage_bytes,
                 "values": [[v.name, v.storage] for v in g.values],
                 "ops": [
-                    {**asdict(op), "runtime_ns": c.runtime_ns, "workspace_bytes": c.workspace_bytes}
+                    {
+                        **{name: getattr(op, name) for name in Op.__dataclass_fields__},
+                        "runtime_ns": c.runtime_ns,
+                        "workspace_bytes": c.workspace_bytes,
+                    }
                     for op, c in zip(g.ops, self.costs, strict=True)
                 ],
                 "inputs": g.inputs,

@@ -23,7 +23,7 @@ FREE, PARTS = 24, 40  # units that are free at the least: so many, and such a pa
 PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backward pass
 NEAR = 1.1  # times the bound
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
-SLICE_S = 1.0
+NODES = 100
 
 
 class Improver:
@@ -53,15 +53,15 @@ class Improver:
         """The cheapest plan so far."""
         return min((a.best for a in self.around), key=_cost)
 
-    def run(self, goal_ns: float, gap: float, deadline: Deadline) -> None:
-        """Make ``best`` cheaper until ``deadline``, it costs ``goal_ns`` at most, or all was free at once."""
-        while len(self.around) > 1 and deadline.left() > 0 and self.best.plan.cost_ns > goal_ns:
+    def run(self, goal_ns: float, gap: float, deadline: Deadline, steps: float = math.inf) -> None:
+        """Make ``best`` cheaper until it costs ``goal_ns`` at most, all was free at once, or a limit."""
+        while len(self.around) > 1 and not _at_end(steps, deadline) and _cost(self.best) > goal_ns:
             first = next((a for a in self.around if a.n_free == a.n_first), self.around[0])
-            first.run(goal_ns, gap, deadline, first.n_first)
+            steps -= first.run(goal_ns, gap, deadline, steps, most=first.n_first)
             if all(a.n_free > a.n_first for a in self.around):
                 self.around = [min(self.around, key=lambda a: _cost(a.best))]
         if len(self.around) == 1:
-            self.around[0].run(goal_ns, gap, deadline)
+            self.around[0].run(goal_ns, gap, deadline, steps)
 
     def offer(self, other: Written) -> None:
         """Go on from ``other`` if it is cheaper."""
@@ -80,9 +80,12 @@ class _Around:
         self.sweep = self.near.sweep(self.n_free)
         self.f: Formulation | None = None
 
-    def run(self, goal_ns: float, gap: float, deadline: Deadline, most: float = math.inf) -> None:
-        """Go on until one of the limits, or ``most`` units at a time have been free everywhere."""
-        while self.best.plan.cost_ns > goal_ns and deadline.left() > 0 and self.n_free <= most:
+    def run(
+        self, goal_ns: float, gap: float, deadline: Deadline, steps: float, most: float = math.inf
+    ) -> int:
+        """Go on until a limit, or until ``most`` units at a time were free everywhere: the steps taken."""
+        taken = 0
+        while _cost(self.best) > goal_ns and not _at_end(steps - taken, deadline) and self.n_free <= most:
             free = next(self.sweep, None)
             if free is None:
                 if self.n_free > len(self.near.read):
@@ -91,16 +94,17 @@ class _Around:
                 self.sweep = self.near.sweep(self.n_free)
                 continue
             for _ in range(TRIES):
-                left = min(SLICE_S, deadline.left())
-                if left <= 0 or not self._step(free, gap, left):
+                taken += 1
+                if not self._step(free, gap, deadline.left()) or _at_end(steps - taken, deadline):
                     break
+        return taken
 
     def _step(self, free: frozenset[int], gap: float, time_limit_s: float) -> bool:
         """Decide about ``free`` units anew; True if memory rows were missing, and now are there."""
         assert self.problem.budget_bytes is not None
         f = self.f = self.f or self._formulation()
         fixed = _fixed(f, self.best.draft, free)
-        result = f.model.solve(gap=gap, time_limit_s=time_limit_s, fixed=fixed)
+        result = f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, fixed=fixed)
         if result.values is None:
             return False
         found = expand(self.problem, self.merged, decode(f, result.values))
@@ -173,6 +177,10 @@ def _kept(f: Formulation, draft: Draft) -> set[tuple[int, int]]:
                 wanted.update(core.units[u].reads)
         found |= {(b, k) for b in wanted if b not in core.held}
     return found
+
+
+def _at_end(steps: float, deadline: Deadline) -> bool:
+    return steps <= 0 or deadline.left() <= 0
 
 
 def _cost(written: Written) -> int:

@@ -21,8 +21,8 @@ FIRST_GAP = 0.1  # as long as more is refined
 NODES = 400
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
-SIMPLE_ROUNDS = 1  # before another plan is improved: often that is not needed
-IMPROVE = 0.2  # of the time left, for that
+SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
+STEPS = 4  # of the improver after the first round, then twice as many after each
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,22 @@ def search(
         written = expand(problem, merged, decode(f, result.values))
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= problem.budget_bytes
-        near = written if fits else _with_margin(problem, merged, refined, written, gap, deadline)
+        near = written if fits else None
+        if n >= SIMPLE_ROUNDS and not fits:
+            near = _with_margin(problem, merged, refined, written, asked, deadline)
         if near:
             best = min(best or near, near, key=lambda w: w.plan.cost_ns)
-        if not fits and improver and n >= SIMPLE_ROUNDS and not _reached(best, goal):
+        if improver and n >= SIMPLE_ROUNDS and not _reached(best, goal):
             improver.begin(best, bound)
-            improver.run(goal, gap / 2, Deadline.after(IMPROVE * deadline.left()))
+            improver.run(goal, gap / 2, deadline, STEPS << n)
             best = improver.best
         if _reached(best, goal) or (fits and asked <= gap / 2):  # the relaxation has nothing more to say
             return Found(best, bound, result.finished)
         if fits:
             asked = gap / 2
-        elif not refine(problem, merged, refined, written, at_once=at_once):
+        elif refine(problem, merged, refined, written, at_once=at_once):
+            asked = max(gap / 2, asked / 2)
+        else:
             break
     return Found(best, bound, False)
 
@@ -97,7 +101,7 @@ def _with_margin(
             return None
         asked -= excess
         f = build(problem.with_budget(asked), merged, refined)
-        result = f.model.solve(gap=gap / 2, time_limit_s=SHARE * deadline.left(), node_limit=NODES)
+        result = f.model.solve(gap=gap, time_limit_s=SHARE * deadline.left(), node_limit=NODES)
         if result.values is None:
             return None
         written = expand(problem, merged, decode(f, result.values))
