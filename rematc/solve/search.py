@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 ROUNDS = 100
 MARGINS, LITTLE = 4, 0.02  # how often, and up to what share of the budget, a margin is tried
-FIRST_GAP = 0.1  # as long as more is refined
+FIRST_GAP = 0.1  # as long as more is refined: halved from round to round
+ALMOST = 0.9  # of the gap: rounding takes the rest
 NODES = 400
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
@@ -49,12 +50,14 @@ def search(
     assert problem.budget_bytes is not None
     best: Written | None = None
     at_once = max(1, min(AT_ONCE, ROOM // max(1, len(merged.core.units))))
-    bound, asked = 0, gap if refined.is_complete else max(gap, FIRST_GAP)
+    final = ALMOST * gap
+    bound, asked = 0, final if refined.is_complete else max(final, FIRST_GAP)
     for n in range(ROUNDS):
         if deadline.left() <= 0:
             break
         f = build(problem, merged, refined)
-        result = f.model.solve(gap=asked, time_limit_s=SHARE * deadline.left(), node_limit=NODES)
+        share = 1.0 if asked <= final else SHARE
+        result = f.model.solve(gap=asked, time_limit_s=share * deadline.left(), node_limit=NODES)
         if refined.bounds_all:
             bound = max(bound, f.floor_ns(result.bound))
         goal = (1 + gap) * bound
@@ -72,12 +75,12 @@ def search(
             improver.begin(best, bound)
             improver.run(goal, gap / 2, deadline, STEPS << n)
             best = improver.best
-        if _reached(best, goal) or (fits and asked <= gap / 2):  # the relaxation has nothing more to say
+        if _reached(best, goal) or (fits and asked <= final):  # the relaxation has nothing more to say
             return Found(best, bound, result.finished)
         if fits:
-            asked = gap / 2
+            asked = final
         elif refine(problem, merged, refined, written, at_once=at_once):
-            asked = max(gap / 2, asked / 2)
+            asked = max(final, asked / 2)
         else:
             break
     return Found(best, bound, False)
