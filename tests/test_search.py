@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -90,6 +92,17 @@ def test_plans_of_real_models_are_proven_near_optimal(name: str, share: float) -
     plan = solve(problem, budget_bytes=problem.resident_bytes + int(share * (peak - problem.resident_bytes)))
     assert plan.cost_ns > 0
     assert plan.gap <= 0.01
+
+
+@pytest.mark.parametrize("name", ["vit", "bart", "mamba"])
+def test_the_clock_decides_nothing_unless_it_cuts(name: str) -> None:
+    """What is tried, and for how long, is counted in rounds, steps and nodes."""
+    problem = corpus.load(name)
+    peak = simulate(problem, corpus.save_all(problem)).peak_bytes
+    asked = problem.with_budget(problem.resident_bytes + int(0.6 * (peak - problem.resident_bytes)))
+    plans = [solve(asked, SolveOptions(time_limit_s=limit)) for limit in (60, 200)]
+    assert plans[0].solve_s < 20
+    assert replace(plans[0], solve_s=0.0) == replace(plans[1], solve_s=0.0)
 
 
 @pytest.mark.slow
