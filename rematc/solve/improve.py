@@ -88,9 +88,10 @@ class _Around:
         while _cost(self.best) > goal_ns and not _at_end(steps - taken, deadline) and self.n_free <= most:
             free = next(self.sweep, None)
             if free is None:
-                if self.n_free > len(self.near.read):
-                    break
+                was_all = self.n_free > len(self.near.read)
                 self.n_free *= 2
+                if was_all:
+                    break
                 self.sweep = self.near.sweep(self.n_free)
                 continue
             for _ in range(TRIES):
