@@ -98,7 +98,6 @@ def test_plans_of_real_models_are_proven_near_optimal(name: str, share: float) -
 def test_what_has_nothing_left_to_try_ends_before_its_time() -> None:
     """It went on asking two starting plans in turn, both of which had been freed as a whole."""
     plan = solve(random_problem(100).with_budget(24), SolveOptions(gap=0.0, time_limit_s=300))
-    assert plan.status == "feasible"
     assert plan.solve_s < 60
 
 
