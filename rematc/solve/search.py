@@ -102,9 +102,9 @@ def _with_margin(
             return written
         if excess > LITTLE * problem.budget_bytes or deadline.left() <= 0:
             return None
-        asked -= excess
+        asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
         f = build(problem.with_budget(asked), merged, refined)
-        result = f.model.solve(gap=gap, time_limit_s=SHARE * deadline.left(), node_limit=NODES)
+        result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
         if result.values is None:
             return None
         written = expand(problem, merged, decode(f, result.values))
