@@ -24,7 +24,7 @@ class CaptureError(RematcError):
 
 
 class BudgetError(RematcError):
-    """No plan fits the budget.
+    """No plan fits the budget, or none was found that does: the first if ``bound_bytes`` is above it.
 
     ``minimum_bytes`` is the smallest budget that is accepted, ``bound_bytes`` what is proven that no plan
     can do with less than (0: nothing), ``budget_bytes`` what was asked,
@@ -52,14 +52,19 @@ class BudgetError(RematcError):
         self.largest = largest
         self.resident_bytes = resident_bytes
         self.bound_bytes = bound_bytes
+        is_proven = bound_bytes > budget_bytes
+        asked = format_bytes(budget_bytes)
+        head = (
+            f"a budget of {asked} can't be met" if is_proven else f"no plan was found for a budget of {asked}"
+        )
         proven = f"; no plan can do with less than {format_bytes(bound_bytes)}" if bound_bytes else ""
         alive = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
         super().__init__(
-            f"a budget of {format_bytes(budget_bytes)} can't be met: the smallest that can is "
+            f"{head}: the smallest that there is a plan for is "
             f"{format_bytes(minimum_bytes)} ({minimum_bytes} bytes), of which "
             f"{format_bytes(resident_bytes)} is resident before the step (parameters, inputs, reserve)"
             f"{proven}.\n"
-            f"  in the way: at op {step!r} recomputation can save nothing more; "
+            f"  in the way: op {step!r}, where that plan peaks; "
             f"largest alive there: {alive or 'nothing'}.\n"
             f"  what to try: budget={minimum_bytes}, a smaller batch or sequence, "
             f"a lower precision, or a smaller reserve."

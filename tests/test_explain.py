@@ -79,7 +79,7 @@ def test_a_budget_that_fits(model: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_budget_that_does_not_fit(model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     message = refused(capsys, model, "--budget", "100kB", "--json", plan, status=3)
-    assert "does not fit" in message and "smallest that can is" in message
+    assert "does not fit" in message and "the smallest that there is a plan for is" in message
     assert "largest alive there" in message and "what to try" in message
     assert not plan.exists()
 

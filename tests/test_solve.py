@@ -120,3 +120,19 @@ def test_merging_leaves_every_block_that_backward_reads(problem: Problem) -> Non
     assert read <= set(merged.full_block)
     assert sum(len(parts) for parts in merged.parts) == len(core.units)
     assert sum(u.cost_ns for u in merged.core.units) == sum(u.cost_ns for u in core.units)
+
+
+def test_a_refusal_says_whether_it_is_proven() -> None:
+    refused = [
+        str(BudgetError(100, 120, step="mm", largest=(), bound_bytes=bound)) for bound in (0, 80, 101, 120)
+    ]
+    assert [text.startswith("a budget of 100 B can't be met") for text in refused] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert refused[1].startswith(
+        "no plan was found for a budget of 100 B: the smallest that there is a plan for"
+    )
+    assert "no plan can do with less than 80 B" in refused[1]
