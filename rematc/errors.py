@@ -27,9 +27,9 @@ class BudgetError(RematcError):
     """No plan fits the budget, or none was found that does: the first if ``bound_bytes`` is above it.
 
     ``minimum_bytes`` is the smallest budget that is accepted, ``bound_bytes`` what is proven that no plan
-    can do with less than (0: nothing), ``budget_bytes`` what was asked,
-    ``step`` the op at which the floor is reached, and ``largest`` the three largest values alive
-    there, as (name, bytes), largest first.
+    can do with less than, with the backward ops in the order chosen (0: nothing is), ``budget_bytes`` what
+    was asked, ``step`` the op at which that plan peaks, and ``largest`` the three largest values alive there,
+    as (name, bytes), largest first.
 
     >>> raise BudgetError(100, 120, step="mm_4", largest=(("relu", 64),))
     Traceback (most recent call last):

@@ -66,7 +66,7 @@ def test_no_plan_goes_below_what_the_neediest_op_needs(problem: Problem) -> None
 @settings(max_examples=150)
 @given(problems())
 def test_the_best_order_is_never_worse_than_the_graph_s_own(problem: Problem) -> None:
-    """And among all orders there are, none is below what is said of the best of them."""
+    """And it is one of those that run."""
     tried = needs(problem, every_order(problem))
     best, own = tried[best_order(problem)], tried[problem.graph.backward_steps]
     assert best[0] <= own[0] and best[1] <= own[1]

@@ -35,15 +35,15 @@ class Improver:
 
     def __init__(self, problem: Problem, merged: Merged, starts: Callable[[], Iterable[Written]]) -> None:
         self.problem, self.merged, self.starts = problem, merged, starts
-        self.around: list[_Around] = []
+        self.searches: list[_Neighbourhood] = []
         self.first: Written | None = None
 
     def begin(self, known: Written | None = None, bound_ns: int = 0) -> None:
         """Start from the plan that is ``known``, if that is near the bound; if not, find others, once."""
-        if not self.around:
+        if not self.searches:
             near = known and _cost(known) <= NEAR * bound_ns
             starts = [known] if known and near else self.starts()
-            self.around = [_Around(self.problem, self.merged, start) for start in starts]
+            self.searches = [_Neighbourhood(self.problem, self.merged, start) for start in starts]
             self.first = None if near else self.best
         if known:
             self.offer(known)
@@ -51,54 +51,59 @@ class Improver:
     @property
     def best(self) -> Written:
         """The cheapest plan so far."""
-        return min((a.best for a in self.around), key=_cost)
+        return min((a.best for a in self.searches), key=_cost)
 
     def run(self, goal_ns: float, gap: float, deadline: Deadline, steps: float = math.inf) -> None:
         """Make ``best`` cheaper until it costs ``goal_ns`` at most, all was free at once, or a limit."""
-        while len(self.around) > 1 and not _at_end(steps, deadline) and _cost(self.best) > goal_ns:
-            first = next((a for a in self.around if a.n_free == a.n_first), self.around[0])
-            steps -= first.run(goal_ns, gap, deadline, steps, most=first.n_first)
-            if all(a.n_free > a.n_first for a in self.around):
-                self.around = [min(self.around, key=lambda a: _cost(a.best))]
-        if len(self.around) == 1:
-            self.around[0].run(goal_ns, gap, deadline, steps)
+        while len(self.searches) > 1 and not _at_end(steps, deadline) and _cost(self.best) > goal_ns:
+            first = next(a for a in self.searches if not a.is_swept)
+            steps -= first.run(goal_ns, gap, deadline, steps, once=True)
+            if all(a.is_swept for a in self.searches):
+                self.searches = [min(self.searches, key=lambda a: _cost(a.best))]
+        if len(self.searches) == 1:
+            self.searches[0].run(goal_ns, gap, deadline, steps)
 
     def offer(self, other: Written) -> None:
         """Go on from ``other`` if it is cheaper."""
-        cheapest = min(self.around, key=lambda a: _cost(a.best))
+        cheapest = min(self.searches, key=lambda a: _cost(a.best))
         cheapest.best = min(cheapest.best, other, key=_cost)
 
 
-class _Around:
-    """One plan, ``best``, and the search around it, ``n_free`` units at a time."""
+class _Neighbourhood:
+    """One plan, ``best``, and the search around it; ``is_swept`` once that was everywhere."""
 
     def __init__(self, problem: Problem, merged: Merged, start: Written) -> None:
         self.problem, self.merged, self.best = problem, merged, start
         self.refined = Refined(tightest(merged.core))
         self.near = _Near(merged.core)
-        self.n_first = self.n_free = max(FREE, len(self.near.read) // PARTS)
-        self.sweep = self.near.sweep(self.n_free)
+        self.is_swept = False
+        self.parts = self._parts()
         self.f: Formulation | None = None
 
-    def run(
-        self, goal_ns: float, gap: float, deadline: Deadline, steps: float, most: float = math.inf
-    ) -> int:
-        """Go on until a limit, or until ``most`` units at a time were free everywhere: the steps taken."""
+    def run(self, goal_ns: float, gap: float, deadline: Deadline, steps: float, once: bool = False) -> int:
+        """Go on until a limit, or all was free at once; if ``once``, until it is swept: the steps taken."""
         taken = 0
-        while _cost(self.best) > goal_ns and not _at_end(steps - taken, deadline) and self.n_free <= most:
-            free = next(self.sweep, None)
-            if free is None:
-                was_all = self.n_free > len(self.near.read)
-                self.n_free *= 2
-                if was_all:
-                    break
-                self.sweep = self.near.sweep(self.n_free)
-                continue
+        while _cost(self.best) > goal_ns and not _at_end(steps - taken, deadline):
+            if (once and self.is_swept) or (free := next(self.parts, None)) is None:
+                break
             for _ in range(TRIES):
                 taken += 1
                 if not self._step(free, gap, deadline.left()) or _at_end(steps - taken, deadline):
                     break
         return taken
+
+    def _parts(self) -> Iterator[frozenset[int]]:
+        """The units to free, `FREE` of them at first, then twice as many, until it is all of them."""
+        every = len(self.near.read)
+        n = max(FREE, every // PARTS)
+        while True:
+            *parts, last = self.near.sweep(n)
+            yield from parts
+            self.is_swept = True
+            yield last
+            if n > every:
+                return
+            n *= 2
 
     def _step(self, free: frozenset[int], gap: float, time_limit_s: float) -> bool:
         """Decide about ``free`` units anew; True if memory rows were missing, and now are there."""

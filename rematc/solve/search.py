@@ -66,12 +66,14 @@ def search(
         written = expand(problem, merged, decode(f, result.values))
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= problem.budget_bytes
-        near = written if fits else None
-        if n >= SIMPLE_ROUNDS and not fits:
+        is_simple = n < SIMPLE_ROUNDS
+        if fits or is_simple:
+            near = written if fits else None
+        else:
             near = _with_margin(problem, merged, refined, written, asked, deadline)
         if near:
             best = min(best or near, near, key=lambda w: w.plan.cost_ns)
-        if improver and n >= SIMPLE_ROUNDS and not _reached(best, goal):
+        if improver and not is_simple and not _reached(best, goal):
             improver.begin(best, bound)
             improver.run(goal, gap / 2, deadline, STEPS << n)
             best = improver.best

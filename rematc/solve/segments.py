@@ -16,7 +16,7 @@ from itertools import accumulate
 from rematc.solve.reduce import Core
 
 MOST = 200  # segments; more would make their number's square too large
-SPANS = (2, 4, 8, 16, 32, 64)  # parts of forward: a block that is read over more than one is kept
+PARTS = (2, 4, 8, 16, 32, 64)  # of forward: a block that is read over more than one is kept
 FEW = 3  # a chain has at least as many segments
 NEAR = 3  # segments that are read together, no farther apart than this, become one
 
@@ -57,7 +57,7 @@ def chain_of(core: Core) -> Chain | None:
     if core.born and max(core.born) >= 0:
         return None
     order = _order(core)
-    chains = [_chain(core, order, len(core.units) // parts) for parts in SPANS]
+    chains = [_chain(core, order, len(core.units) // parts) for parts in PARTS]
     return min((c for c in chains if len(c.segments) >= FEW), key=_needs, default=None)
 
 
@@ -121,12 +121,12 @@ def _assigned(
     """
     ends = [*(n for n, _ in cuts[1:]), len(order)]
     segment = {u: s for s, ((n, _), end) in enumerate(zip(cuts, ends, strict=True)) for u in order[n:end]}
-    enters = {b: s for s, (_, b) in enumerate(cuts)}
+    enters = {b for _, b in cuts}
     now, count = len(cuts) - 1, Counter[int]()
     needless, astray = set[int](), set[int]()
     for stage in core.stages:
         own = [b for b in stage.reads if b not in always]
-        near = [(s, s + 1) if b in enters else (s, s) for b in own if (s := segment[core.maker[b]]) >= 0]
+        near = [(s, s + (b in enters)) for b, s in ((b, segment[core.maker[b]]) for b in own)]
         now = min(now, max((low for low, _ in near), default=now)) if not _inside(now, near) else now
         count[now] += 1
         for b, (low, high) in zip(own, near, strict=True):
@@ -134,9 +134,7 @@ def _assigned(
                 astray.add(b)
             else:  # one segment, from the block to the stage
                 needless |= {*range(now + 1, low + 1), *range(high + 1, now + 1)}
-    needless |= {
-        s for s in range(1, len(cuts)) if not count[s]
-    }  # nothing reads from it: it goes with another
+    needless |= {s for s in range(1, len(cuts)) if not count[s]}  # no stage is left for it
     segments, start = [], 0
     for s in reversed(range(len(cuts))):
         first, enters_it = cuts[s]
