@@ -111,7 +111,7 @@ class _Tracer:
         """Joint graph -> problem, with no budget."""
         canonicalize(joint, num_fwd_outputs)
         captured = capture(joint, num_fwd_outputs, allocation_bytes=self.device.rounding_bytes)
-        costs = price(captured.op_nodes, self.device.rates, measure_workspace=False)
+        costs = price([nodes[0] for nodes in captured.nodes], self.device.rates, measure_workspace=False)
         resident = resident_bytes(captured.graph, torch.device("cpu"))
         return Problem(captured.graph, costs, None, resident, epilogue_bytes(joint, captured))
 

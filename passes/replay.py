@@ -1,37 +1,64 @@
-"""Rewrite a module's body as a list of steps, each a copy of a node of the joint graph."""
+"""Rewrite a module's body as a list of steps, each a copy of nodes of the joint graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import fx
 
+from rematc import compat_inductor
 from rematc.capture import Capture
 
 
-def replay(module: fx.GraphModule, joint: fx.GraphModule, captured: Capture, steps: Iterable[int]) -> None:
+def replay(
+    module: fx.GraphModule,
+    joint: fx.GraphModule,
+    captured: Capture,
+    steps: Iterable[int],
+    results: Iterable[int],
+) -> None:
     """Keep the inputs and outputs of ``module``, and make its body ``steps``, in that order.
 
-    A step reads what the latest step before it made, so an op that appears twice runs twice.
-    Metadata (``val``, stack traces, module names) is copied with each node. The tuple of a
-    multi-output op is taken apart right after it, so that nothing holds it any longer.
+    A step reads what the latest step before it made, so an op that appears twice runs twice. ``results``
+    are the values that the module returns. Metadata (``val``, stack traces, module names) is copied with
+    each node, and the place of its step is added. The tuple of a multi-output op is taken apart right
+    after it, so that nothing holds it any longer.
     """
     old, new = module.graph, fx.Graph()
     joint_nodes = {n.name: n for n in joint.graph.nodes}
-    latest: dict[fx.Node, fx.Node] = {}
-    for node in old.nodes:
-        if node.op == "placeholder" or node.op == "get_attr":
-            latest[joint_nodes[node.name]] = new.node_copy(node)
-    for i in steps:
-        for node in (captured.op_nodes[i], *captured.getitems[i]):
-            latest[node] = new.node_copy(node, latest.__getitem__)
+    inputs = {joint_nodes[n.name]: new.node_copy(n) for n in old.nodes if n.op in ("placeholder", "get_attr")}
+    latest = {v: inputs[n] for v, n in enumerate(captured.value_nodes) if n in inputs}
+    steps = list(steps)
+    for i, place in zip(steps, _places(captured, steps), strict=True):
+        op = captured.graph.ops[i]
+        local = {captured.value_nodes[v]: latest[v] for v in op.inputs}
+        for node in captured.nodes[i]:
+            local[node] = new.node_copy(node, local.__getitem__)
+            local[node].meta[compat_inductor.STEP] = place
+        made = {v: local[n] for v in op.outputs if (n := captured.value_nodes[v]) in local}
+        if captured.kernels and i not in captured.graph.views:
+            for node in made.values():
+                compat_inductor.write_out(node)
+        latest.update(made)
+    returned = {captured.value_nodes[v]: latest[v] for v in results if v in latest}
     (output,) = old.find_nodes(op="output")
-    new_output = new.node_copy(output, lambda n: latest[joint_nodes[n.name]])
+    new_output = new.node_copy(
+        output, lambda n: returned.get(joint_nodes[n.name]) or inputs[joint_nodes[n.name]]
+    )
     new_output.meta = output.meta
     _drop_unread(new)
     new.lint()
     module.graph = new
     module.recompile()
+
+
+def _places(captured: Capture, steps: list[int]) -> Iterator[tuple[int, int]]:
+    """Step and kernel of each: steps one after the other that one kernel computed are in one again."""
+    kernel = 0
+    for position, i in enumerate(steps):
+        of = captured.kernels
+        kernel += not of or of[i] != of[steps[position - 1]]
+        yield position, kernel
 
 
 def _drop_unread(graph: fx.Graph) -> None:

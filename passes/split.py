@@ -23,8 +23,9 @@ def split(
     tensors = [n for n in nodes if not compat.is_symbolic(n.meta.get("val"))]
     sizes = [n for n in nodes if compat.is_symbolic(n.meta.get("val"))]
     forward, backward = compat.extract_modules(joint, tensors, sizes, num_fwd_outputs)
-    replay(forward, joint, captured, captured.graph.forward_steps(plan.saved))
-    replay(backward, joint, captured, plan.backward)
+    graph = captured.graph
+    replay(forward, joint, captured, graph.forward_steps(plan.saved), (*graph.outputs, *plan.saved))
+    replay(backward, joint, captured, plan.backward, graph.gradients)
     return forward, backward
 
 

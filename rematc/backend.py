@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from rematc import compat
+from rematc import compat, compat_inductor
 from rematc.capture import Capture, capture
 from rematc.costs import price, rates_of
 from rematc.errors import CaptureError, OptionError, RematcError
+from rematc.fit import fit
 from rematc.lower import op_by_op
 from rematc.options import Budget, Inner, Options, SolveOptions, parse_budget
 from rematc.passes import canonicalize, split
@@ -85,7 +86,9 @@ class Backend:
                 return compat.aot_eager(gm, inputs, partition_fn=self._partition(state), compiler=op_by_op)
             from rematc.partitioner import Partitioner
 
-            return compat.inductor(gm, inputs, partitioner=Partitioner(self.options, self._record, state))
+            return compat_inductor.inductor(
+                gm, inputs, partitioner=Partitioner(self.options, self._record, state, planned=True)
+            )
         except Exception as e:
             ours = _our_error(e)
             if ours is None:
@@ -125,12 +128,37 @@ class Partitioned:
 
 
 def partition(
-    joint: fx.GraphModule, num_fwd_outputs: int, options: Options, state_bytes: int = 0
+    joint: fx.GraphModule,
+    num_fwd_outputs: int,
+    options: Options,
+    state_bytes: int = 0,
+    *,
+    planned: bool = False,
 ) -> Partitioned:
-    """Joint graph -> problem -> plan -> forward and backward."""
+    """Joint graph -> problem -> plan -> forward and backward.
+
+    ``planned``: Inductor will compile them as planned, see `rematc.compat_inductor.as_planned`.
+    """
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes)
-    plan = solve(problem, options.solve)
-    validate(problem, plan)
+    if options.inner == "inductor":
+        from rematc.inductor import peak_of_code
+
+        def peak(plan: Plan) -> int:
+            modules = split(joint, captured, plan, num_fwd_outputs)
+            needed = peak_of_code(
+                modules,
+                num_fwd_outputs,
+                problem.epilogue_bytes,
+                _allocation_bytes(_device(joint)),
+                planned=planned,
+            )
+            return problem.resident_bytes + needed
+
+        fitted = fit(problem, options.solve, peak)
+        problem, plan = fitted.problem, fitted.plan
+    else:
+        plan = solve(problem, options.solve)
+        validate(problem, plan)
     log.info("%s", describe(plan))
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
     return Partitioned(forward, backward, problem, plan)
@@ -143,13 +171,17 @@ def pose(
     _fix_sizes(joint)
     canonicalize(joint, num_fwd_outputs)
     device = _device(joint)
-    captured = capture(joint, num_fwd_outputs, allocation_bytes=512 if device.type == "cuda" else 1)
+    captured = capture(joint, num_fwd_outputs, allocation_bytes=_allocation_bytes(device))
     rates = rates_of(device, cache_folder())
-    costs = price(captured.op_nodes, rates, measure_workspace=options.inner == "eager")
+    costs = price([nodes[0] for nodes in captured.nodes], rates, measure_workspace=options.inner == "eager")
     resident = resident_bytes(captured.graph, device) + options.reserve_bytes + state_bytes
     budget = parse_budget(options.budget, _memory_of(device))
     problem = Problem(captured.graph, costs, budget, resident, epilogue_bytes(joint, captured))
-    return captured, problem
+    if options.inner == "eager":
+        return captured, problem
+    from rematc.inductor import in_kernels
+
+    return in_kernels(joint, num_fwd_outputs, captured, problem, rates)
 
 
 def describe(plan: Plan) -> str:
@@ -214,6 +246,11 @@ def _device(joint: fx.GraphModule) -> torch.device:
     if len(accelerators) > 1:
         raise CaptureError(f"one graph on several devices ({accelerators}): compile the parts one by one")
     return accelerators[0] if accelerators else torch.device("cpu")
+
+
+def _allocation_bytes(device: torch.device) -> int:
+    """What the device's allocator rounds up to a multiple of."""
+    return 512 if device.type == "cuda" else 1
 
 
 def _memory_of(device: torch.device) -> int | None:

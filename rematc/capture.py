@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +30,16 @@ COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autogra
 class Capture:
     """A `Graph`, and where its parts stand in the joint graph.
 
-    ``op_nodes[i]`` is the node of op i, ``getitems[i]`` the nodes that take its outputs apart,
-    ``value_nodes[v]`` the node of value v (None: an output that nobody takes).
+    ``nodes[i]`` are the nodes that op i stands for, in an order in which they can run (a node and the
+    getitems that take its outputs apart, or all that a kernel computes), ``value_nodes[v]`` the node
+    of value v (None: an output that nobody takes). ``kernels[i]`` is equal for ops that one kernel computes.
     """
 
     graph: Graph
-    op_nodes: tuple[fx.Node, ...]
-    getitems: tuple[tuple[fx.Node, ...], ...]
+    nodes: tuple[tuple[fx.Node, ...], ...]
     value_nodes: tuple[fx.Node | None, ...]
     gradient_nodes: tuple[fx.Node | None, ...]
+    kernels: tuple[Hashable, ...] = ()
 
 
 def capture(joint: fx.GraphModule, num_fwd_outputs: int, allocation_bytes: int = 1) -> Capture:
@@ -71,12 +72,11 @@ class _Reader:
         for node in self.nodes:
             if node.op in ("placeholder", "get_attr"):
                 (tangents if self._is_tangent(node) else inputs).append(self._value(node))
-        ops, op_nodes, getitems = [], [], []
+        ops, nodes = [], []
         for node, phase in self._in_order():
             takers = _takers(node)
             ops.append(self._op(node, takers, phase))
-            op_nodes.append(node)
-            getitems.append(tuple(takers.values()))
+            nodes.append((node, *takers.values()))
         graph = Graph(
             storage_bytes=tuple(self.storage_bytes),
             values=tuple(self.values),
@@ -87,9 +87,7 @@ class _Reader:
             gradients=tuple(dict.fromkeys(self.index[n] for n in self.gradient_nodes if n is not None)),
             held=tuple(v for v in tangents if self._is_held(v)),
         )
-        return Capture(
-            graph, tuple(op_nodes), tuple(getitems), tuple(self.value_nodes), tuple(self.gradient_nodes)
-        )
+        return Capture(graph, tuple(nodes), tuple(self.value_nodes), tuple(self.gradient_nodes))
 
     def _is_tangent(self, node: fx.Node) -> bool:
         return node.op == "placeholder" and compat.is_tangent(node)

@@ -1,6 +1,6 @@
 """Every private torch name that rematc uses, and the torch versions it was checked on.
 
-Nothing else in rematc or rematc.passes reaches below torch's public surface. A name that moves in
+Nothing else in rematc or rematc.passes (but `rematc.compat_inductor`) reaches below torch's public surface. A name that moves in
 a new torch is mended here.
 """
 
@@ -10,7 +10,7 @@ import functools
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -72,26 +72,6 @@ def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: A
         keep_inference_input_mutations=True,
     )
     return backend(gm, inputs)
-
-
-def inductor(gm: fx.GraphModule, inputs: Any, *, partitioner: Any) -> Callable[..., Any]:
-    """Inductor with ``partitioner`` as its custom partitioner.
-
-    AOTAutograd's own cache is passed over: on a hit no partitioner runs, and no plan would be shown.
-    """
-    import torch._functorch.config as functorch_config
-    from torch._inductor.compile_fx import compile_fx
-
-    with functorch_config.patch(enable_autograd_cache=False):
-        compiled: Any = compile_fx(gm, inputs, config_patches={"custom_partitioner_fn": partitioner})
-    return compiled  # type: ignore[no-any-return]
-
-
-def partitioner_base() -> type:
-    """The class that Inductor wants a custom partitioner to derive from."""
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
-
-    return CustomPartitionerFn
 
 
 def extract_modules(
@@ -190,6 +170,12 @@ def fake_tensors() -> AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def fake_mode_of(tensors: Iterable[Any]) -> AbstractContextManager[Any]:
+    """The mode that made the first fake tensor among ``tensors``, or one in which tensors have no memory."""
+    modes = (getattr(t, "fake_mode", None) for t in tensors)
+    return next((m for m in modes if m is not None), None) or fake_tensors()
+
+
 def is_impure(node: fx.Node) -> bool:
     """Must the node run even if nobody reads it? Random ops aside."""
     return bool(node.is_impure(impure_random=False))
@@ -221,6 +207,8 @@ def trace_joint(
         return
     import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import compile_fx
+
+    from rematc.compat_inductor import partitioner_base
 
     base: Any = partitioner_base()
 

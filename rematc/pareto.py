@@ -75,7 +75,7 @@ def _spread(problem: Problem, points: int, options: SolveOptions) -> Sequence[in
         raise OptionError(f"points={points!r}: give at least 2, for both ends of the curve")
     high = solve(problem.with_budget(None), options).peak_bytes
     try:
-        low = solve(problem.with_budget(max(problem.resident_bytes, 1)), options).peak_bytes
+        low = solve(problem.with_budget(max(problem.base_bytes, 1)), options).peak_bytes
     except BudgetError as e:
         low = e.minimum_bytes
     return sorted({low + (high - low) * i // (points - 1) for i in range(points)})

@@ -8,27 +8,31 @@ from typing import Any
 
 from torch import fx
 
-from rematc import compat
+from rematc import compat_inductor
 from rematc.backend import Partitioned, partition
 from rematc.options import Budget, Options, SolveOptions
 from rematc.plan import Plan
 
-_Base: Any = compat.partitioner_base()
+_Base: Any = compat_inductor.partitioner_base()
 
 
 class Partitioner(_Base):
     """What `partitioner` returns. ``plans`` has one `Plan` for each training graph."""
 
     def __init__(
-        self, options: Options, record: Callable[[Partitioned], None] | None = None, state_bytes: int = 0
+        self,
+        options: Options,
+        record: Callable[[Partitioned], None] | None = None,
+        state_bytes: int = 0,
+        planned: bool = False,
     ) -> None:
-        self.options, self.state_bytes = options, state_bytes
+        self.options, self.state_bytes, self.planned = options, state_bytes, planned
         self.plans: list[Plan] = []
         self.record = record
 
     def __call__(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         """Split a joint graph as the plan says."""
-        done = partition(joint, num_fwd_outputs, self.options, self.state_bytes)
+        done = partition(joint, num_fwd_outputs, self.options, self.state_bytes, planned=self.planned)
         self.plans.append(done.plan)
         if self.record is not None:
             self.record(done)

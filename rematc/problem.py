@@ -33,7 +33,9 @@ class Problem:
 
     ``budget_bytes`` bounds the peak of the whole step, ``resident_bytes`` included; None is no
     limit. ``epilogue_bytes`` is needed on top of what is alive when the last op has run (autograd
-    copies a gradient whose strides are not its parameter's).
+    copies a gradient whose strides are not its parameter's). ``lowering_bytes`` is what the code that the
+    step was lowered to needs on top of what the graph says, or less than that if below zero; it is learned
+    by lowering a plan.
 
     Raises `ProblemError` where the parts contradict each other.
 
@@ -49,6 +51,7 @@ class Problem:
     budget_bytes: int | None = None
     resident_bytes: int = 0
     epilogue_bytes: int = 0
+    lowering_bytes: int = 0
 
     def __post_init__(self) -> None:
         check(self)
@@ -62,8 +65,13 @@ class Problem:
 
     @property
     def graph_budget_bytes(self) -> int | None:
-        """What the budget leaves for the graphs once ``resident_bytes`` is taken off."""
-        return None if self.budget_bytes is None else self.budget_bytes - self.resident_bytes
+        """What the budget leaves for the graphs once ``base_bytes`` is taken off."""
+        return None if self.budget_bytes is None else self.budget_bytes - self.base_bytes
+
+    @property
+    def base_bytes(self) -> int:
+        """What each step needs besides the values of the graph."""
+        return self.resident_bytes + self.lowering_bytes
 
     @cached_property
     def digest(self) -> str:
@@ -80,6 +88,7 @@ class Problem:
                 "budget_bytes": self.budget_bytes,
                 "resident_bytes": self.resident_bytes,
                 "epilogue_bytes": self.epilogue_bytes,
+                **({"lowering_bytes": self.lowering_bytes} if self.lowering_bytes else {}),
                 "storage_bytes": g.storage_bytes,
                 "values": [[v.name, v.storage] for v in g.values],
                 "ops": [
@@ -101,7 +110,7 @@ class Problem:
     @staticmethod
     def from_json(text: str) -> Problem:
         """Read what `to_json` wrote; `ProblemError` says what is wrong with anything else."""
-        top = read_object(text, FORMAT, _PROBLEM, ProblemError)
+        top = read_object(text, FORMAT, _PROBLEM, ProblemError, **_ABSENT)
         ops = [checked(op, _OP, ProblemError, f"op {i}") for i, op in enumerate(top.pop("ops"))]
         costs = tuple(OpCost(op.pop("runtime_ns"), op.pop("workspace_bytes")) for op in ops)
         graph = Graph(
@@ -143,6 +152,8 @@ def check(problem: Problem) -> None:
     sizes += [c.workspace_bytes for c in problem.costs]
     if any(not isinstance(x, int) or x < 0 for x in sizes):
         raise ProblemError("sizes and times must be whole numbers, not below zero")
+    if not isinstance(problem.lowering_bytes, int):
+        raise ProblemError("lowering_bytes must be a whole number")
     if any(not 0 <= v.storage < len(g.storage_bytes) for v in g.values):
         raise ProblemError("a value stands in a storage that does not exist")
     made = {*g.inputs, *g.tangents}
@@ -178,6 +189,10 @@ def _is_whole(x: Any) -> bool:
     return type(x) is int and x >= 0
 
 
+def _is_integer(x: Any) -> bool:
+    return type(x) is int
+
+
 def _is_pair(x: Any) -> bool:
     return isinstance(x, list) and len(x) == 2 and isinstance(x[0], str) and _is_whole(x[1])
 
@@ -201,11 +216,13 @@ _PROBLEM = {
     "budget_bytes": or_null(WHOLE),
     "resident_bytes": WHOLE,
     "epilogue_bytes": WHOLE,
+    "lowering_bytes": Kind("a whole number", _is_integer),
     "storage_bytes": WHOLES,
     "values": list_of("pairs of a name and a storage", _is_pair),
     "ops": list_of("objects", lambda x: isinstance(x, dict)),
     **dict.fromkeys(_ENDS, WHOLES),
 }
+_ABSENT = {"lowering_bytes": 0}  # what need not be there, and what it is then
 _OP = {
     "name": TEXT,
     "target": TEXT,
@@ -220,8 +237,13 @@ _OP = {
 }
 
 
-def read_object(text: str, form: str, kinds: Mapping[str, Kind], error: type[RematcError]) -> dict[str, Any]:
-    """The fields of a file that says it is in the format ``form``, `checked`; raises ``error``."""
+def read_object(
+    text: str, form: str, kinds: Mapping[str, Kind], error: type[RematcError], **absent: Any
+) -> dict[str, Any]:
+    """The fields of a file that says it is in the format ``form``, `checked`; raises ``error``.
+
+    ``absent`` has the fields that need not be there, and what they are then.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -229,7 +251,7 @@ def read_object(text: str, form: str, kinds: Mapping[str, Kind], error: type[Rem
     found = data.pop("format", None) if isinstance(data, dict) else None
     if found != form:
         raise error(f"not a {form} file: its format is {_short(found)}")
-    return checked(data, kinds, error, f"this {form} file")
+    return checked({**absent, **data}, kinds, error, f"this {form} file")
 
 
 def checked(

@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Live bytes at each step of a plan, resident included.
+    """Live bytes at each step of a plan, resident (and lowering, see `Problem`) included.
 
     ``live_bytes[i]`` counts what is alive while ``steps[i]`` runs, its workspace too;
     ``end_bytes`` what is needed once the last has run. ``at_peak`` lists (value name, bytes),
@@ -195,7 +195,7 @@ def _profile(problem: Problem, walk: _Walk, end: int) -> Profile:
     for it in walk.instances:
         change[it.birth] += it.size
         change[it.death + 1] -= it.size
-    live, now = [], problem.resident_bytes
+    live, now = [], problem.base_bytes
     for i, step in enumerate(walk.steps):
         now += change[i]
         live.append(now + problem.costs[step.op].workspace_bytes)

@@ -53,7 +53,7 @@ def search(problem: Problem) -> Found | None:
 def minimum_peak(problem: Problem) -> int:
     """The smallest budget under which `search` finds a plan, by bisection."""
     workspace = max((c.workspace_bytes for c in problem.costs), default=0)
-    low = problem.resident_bytes
+    low = problem.base_bytes
     high = low + sum(problem.graph.storage_bytes) + workspace + problem.epilogue_bytes
     high += sum(problem.graph.storage_bytes[problem.graph.values[v].storage] for v in problem.graph.tangents)
     while search(problem.with_budget(high)) is None:
@@ -76,7 +76,7 @@ class _Search:
         bound = self.bind(self.graph.forward_steps(()))
         outputs = {bound[v]: self.size(v) for v in self.graph.outputs if bound[v] != RESIDENT}
         tangents = [self.size(v) for v in self.graph.held]
-        self.held = problem.resident_bytes + sum(tangents) + sum(outputs.values())
+        self.held = problem.base_bytes + sum(tangents) + sum(outputs.values())
 
     def size(self, value: int) -> int:
         return self.graph.storage_bytes[self.graph.values[value].storage]
@@ -139,7 +139,7 @@ class _Search:
             alive = (later | saved | set(self.graph.outputs) | set(self.graph.ops[i].outputs)) & made
             pieces = {bound[v]: self.size(v) for v in alive if bound[v] != RESIDENT}
             peak = max(peak, sum(pieces.values()) + self.problem.costs[i].workspace_bytes)
-        return peak + self.problem.resident_bytes
+        return peak + self.problem.base_bytes
 
     def start(self, bound: dict[int, int], saved: frozenset[int]) -> frozenset[Piece]:
         g = self.graph

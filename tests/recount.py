@@ -42,4 +42,4 @@ def recount(problem: Problem, plan: Plan) -> int:
         refs.subtract(reads)
         refs.subtract(there if n == boundary else ())
         live = {o for o in live if refs[o] > 0}
-    return max(*peaks, sum(size[o] for o in live) + problem.epilogue_bytes) + problem.resident_bytes
+    return max(*peaks, sum(size[o] for o in live) + problem.epilogue_bytes) + problem.base_bytes

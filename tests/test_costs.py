@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def ops_of(fn: Callable[..., Any], *args: Any) -> tuple[fx.Node, ...]:
-    return read(fn, *args).op_nodes
+    return tuple(nodes[0] for nodes in read(fn, *args).nodes)
 
 
 def op(nodes: tuple[fx.Node, ...], name: str) -> fx.Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def in_code(kind: str, data: Any) -> bool:
         if kind == "plan":
             read_object(text, plan_room.FORMAT, plan_room._PLAN, PlanError)
         else:
-            top = read_object(text, problem_room.FORMAT, problem_room._PROBLEM, ProblemError)
+            absent = problem_room._ABSENT
+            top = read_object(text, problem_room.FORMAT, problem_room._PROBLEM, ProblemError, **absent)
             for op in top["ops"]:
                 checked(op, problem_room._OP, ProblemError, "op")
     except RematcError:
@@ -74,6 +76,13 @@ def test_the_schema_is_one(kind: str) -> None:
 @given(test_files.problems() | graphs.problems())
 def test_every_problem_that_is_written_is_in_the_schema(problem: Problem) -> None:
     VALIDATORS["problem"].validate(json.loads(problem.to_json()))
+
+
+@pytest.mark.parametrize("more", [-3, 0, 5])
+def test_what_the_code_was_found_to_need_may_be_below_zero(more: int) -> None:
+    problem = replace(test_files.PROBLEM, lowering_bytes=more)
+    VALIDATORS["problem"].validate(json.loads(problem.to_json()))
+    assert Problem.from_json(problem.to_json()) == problem
 
 
 @given(test_files.plans)

@@ -2,5 +2,6 @@
 
 from rematc.costs.price import price
 from rematc.costs.rates import Rates, rates_of
+from rematc.costs.roofline import kernel_ns
 
-__all__ = ["Rates", "price", "rates_of"]
+__all__ = ["Rates", "kernel_ns", "price", "rates_of"]

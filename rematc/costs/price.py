@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from rematc.problem import OpCost
 Table = dict[Hashable, OpCost]
 
 
-def price(nodes: tuple[fx.Node, ...], rates: Rates, *, measure_workspace: bool) -> tuple[OpCost, ...]:
+def price(nodes: Sequence[fx.Node], rates: Rates, *, measure_workspace: bool) -> tuple[OpCost, ...]:
     """One `OpCost` for each of ``nodes``; equal ops (target, shapes, dtypes, strides) cost the same.
 
     ``measure_workspace``: run each distinct op once on made-up data, and see what it allocates

@@ -6,7 +6,7 @@ The roofline model (Williams, Waterman, Patterson 2009), with the device's own r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,23 @@ def runtime_ns(node: fx.Node, rates: Rates) -> int:
     moved = bytes_moved(node)
     seconds = max(flops(node) / _flop_rate(node, name, rates), moved / _byte_rate(name, rates))
     return int(rates.overhead_ns + seconds * 1e9)
+
+
+def kernel_ns(nodes: Sequence[fx.Node], values: Sequence[fx.Node | None], rates: Rates) -> int:
+    """Nanoseconds for one kernel that computes ``nodes``, and reads and writes ``values`` alone.
+
+    Products, convolutions and attention are kernels of their own. What the others do within a kernel costs no
+    traffic: the memory is read once and written once, or the slow functions take longer.
+    """
+    working = [n for n in nodes if not is_free(n)]
+    alone = [runtime_ns(n, rates) for n in working if flops(n)]
+    fused = [n for n in working if not flops(n)]
+    if not fused:
+        return sum(alone)
+    moved = sum(_nbytes(t) for n in values if n is not None for t in _tensors(n.meta.get("val")))
+    slow = [n for n in fused if _byte_rate(str(n.target), rates) < rates.stream]
+    computed = sum(bytes_moved(n) / _byte_rate(str(n.target), rates) for n in slow)
+    return int(sum(alone) + rates.overhead_ns + max(moved / rates.stream, computed) * 1e9)
 
 
 def is_free(node: fx.Node) -> bool:

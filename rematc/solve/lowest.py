@@ -29,7 +29,7 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
     best, bound, asked = _chained(problem, merged, start), 0, problem.budget_bytes or 0
     refined = Refined(tightest(merged.core))
     high = best.plan.peak_bytes
-    problem, gap = problem.with_budget(high), GAP / 4 * (1 - problem.resident_bytes / max(1, high))
+    problem, gap = problem.with_budget(high), GAP / 4 * (1 - problem.base_bytes / max(1, high))
     for _ in range(ROUNDS):
         if deadline.left() <= 0:
             break
@@ -63,7 +63,7 @@ def _chained(problem: Problem, merged: Merged, start: Written) -> Written:
 
 def _dropped(problem: Problem, merged: Merged, start: Written) -> Written:
     """The plan with the lowest peak that needs no MILP: by dropping, or with each stage from scratch."""
-    best, low = start, problem.resident_bytes
+    best, low = start, problem.base_bytes
     for _ in range(TRIES):
         middle = (low + best.plan.peak_bytes) // 2
         written = drop(problem.with_budget(middle), merged)
@@ -89,7 +89,7 @@ def from_scratch(core: Core) -> Draft:
 
 def _above(problem: Problem, peak_bytes: int, share: float) -> int:
     """``share`` more than ``peak_bytes``, of what is not resident."""
-    return peak_bytes + int(share * max(0, peak_bytes - problem.resident_bytes))
+    return peak_bytes + int(share * max(0, peak_bytes - problem.base_bytes))
 
 
 def _peak(written: Written) -> int:

@@ -49,7 +49,7 @@ def merge(full: Core) -> Merged:
         tuple(_renamed(units[u], number) for u in sorted(units)),
         tuple(_restaged(stage, number, place) for stage in full.stages),
         frozenset(number[b] for b in full.held if b in number),
-        full.resident_bytes,
+        full.base_bytes,
     )
     return Merged(small, full, tuple(parts[u] for u in sorted(units)), tuple(blocks))
 

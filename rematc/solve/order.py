@@ -32,7 +32,7 @@ def best_order(problem: Problem) -> Order:
     """
     tried = needs(problem, orders(problem))
     own, *others = tried
-    enough = [max(1, ENOUGH * (n - problem.resident_bytes)) for n in tried[own]]
+    enough = [max(1, ENOUGH * (n - problem.base_bytes)) for n in tried[own]]
 
     def saved(order: Order) -> list[float]:
         return [(a - b) / e for a, b, e in zip(tried[own], tried[order], enough, strict=True)]

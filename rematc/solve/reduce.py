@@ -64,7 +64,7 @@ class Core:
     units: tuple[Unit, ...]
     stages: tuple[Stage, ...]
     held: frozenset[int]
-    resident_bytes: int
+    base_bytes: int
 
     @cached_property
     def maker(self) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def reduce_each(problem: Problem, orders: Iterable[tuple[int, ...]], *, pauses: 
         held_bytes = sum(sizes[b] for b in held)
         each = [_stages(folded, order, held, held_bytes, pauses) for order in orders]
     fixed = sizes, tuple(folded.values), tuple(units)
-    return tuple(Core(*fixed, tuple(stages), held, problem.resident_bytes) for stages in each)
+    return tuple(Core(*fixed, tuple(stages), held, problem.base_bytes) for stages in each)
 
 
 class _Folded:
@@ -194,7 +194,7 @@ def is_general(graph: Graph) -> bool:
 
 def _first_runs(folded: _Folded, units: list[Unit]) -> list[Stage]:
     """A stage for each unit, and at the end one for what must be there then."""
-    resident = folded.problem.resident_bytes
+    resident = folded.problem.base_bytes
     stages = []
     for u, unit in enumerate(units):
         made = sum(folded.size(folded.values[b][0]) for b in unit.makes)
@@ -211,7 +211,7 @@ def _stages(
     steps = [i for i in order if i not in folded.views]
     before, during = _backward_bytes(folded, steps)
     reads = [tuple(sorted(blocks - held)) for blocks in _forward_reads(folded, order, steps)]
-    base = held_bytes + problem.resident_bytes
+    base = held_bytes + problem.base_bytes
     stages: list[Stage] = []
     for k, i in enumerate(steps):
         stages += [Stage(None, (), base + before[k], 0)] * pauses

@@ -114,7 +114,7 @@ def add_forward(f: Formulation, merged: Merged, u: int) -> None:
     full = merged.full
     saved = {name: f.kept.get((b, 0)) for b, name in enumerate(merged.full_block)}
     runs = {part: f.early.get(w) for w, parts in enumerate(merged.parts) for part in parts}
-    fixed, terms = full.resident_bytes, list[Sized]()
+    fixed, terms = full.base_bytes, list[Sized]()
     for b, size in enumerate(full.block_bytes):
         m = full.maker[b]
         readers = [w for w in full.readers[b] if w >= u]
