@@ -141,19 +141,10 @@ def partition(
     """
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes)
     if options.inner == "inductor":
-        from rematc.inductor import peak_of_code
+        from rematc.inductor import PeakOfCode
 
-        def peak(plan: Plan) -> int:
-            modules = split(joint, captured, plan, num_fwd_outputs)
-            needed = peak_of_code(
-                modules,
-                num_fwd_outputs,
-                problem.epilogue_bytes,
-                _allocation_bytes(_device(joint)),
-                planned=planned,
-            )
-            return problem.resident_bytes + needed
-
+        unit = _allocation_bytes(_device(joint))
+        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, unit, planned=planned)
         fitted = fit(problem, options.solve, peak)
         problem, plan = fitted.problem, fitted.plan
     else:

@@ -1,6 +1,7 @@
 """Every private torch name that rematc uses, and the torch versions it was checked on.
 
-Nothing else in rematc or rematc.passes (but `rematc.compat_inductor`) reaches below torch's public surface. A name that moves in
+Nothing else in rematc or rematc.passes, but `rematc.compat_inductor` for Inductor, reaches below torch's
+public surface. A name that moves in
 a new torch is mended here.
 """
 
@@ -174,6 +175,20 @@ def fake_mode_of(tensors: Iterable[Any]) -> AbstractContextManager[Any]:
     """The mode that made the first fake tensor among ``tensors``, or one in which tensors have no memory."""
     modes = (getattr(t, "fake_mode", None) for t in tensors)
     return next((m for m in modes if m is not None), None) or fake_tensors()
+
+
+@contextmanager
+def watched(on_call: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -> Iterator[None]:
+    """Report each call of an op of torch: op, arguments, keywords."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            on_call(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield
 
 
 def is_impure(node: fx.Node) -> bool:

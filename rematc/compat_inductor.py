@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -111,12 +111,20 @@ def _place_of(node: fx.Node) -> tuple[int, int]:
     return place
 
 
-def lower(module: fx.GraphModule, *, backward: bool, planned: bool, donated: Iterable[int] = ()) -> Lowered:
+def lower(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    backward: bool,
+    planned: bool,
+    donated: Iterable[int] = (),
+) -> Lowered:
     """Have Inductor schedule ``module``, fuse it and write its code; nothing is compiled or run.
 
-    ``planned``: it keeps to the plan (`as_planned`), else it does what it would without us. ``donated``:
-    positions of the inputs whose memory is the graph's to write into. Reaches into `GraphLowering` at the
-    one place between the code and its compiler.
+    ``inputs`` are fake tensors with the strides that there will be. ``planned``: it keeps to the plan
+    (`as_planned`), else it does what it would without us. ``donated``: positions of the inputs whose
+    memory is the graph's to write into. Reaches into `GraphLowering` at the one place between the code
+    and its compiler.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -134,7 +142,6 @@ def lower(module: fx.GraphModule, *, backward: bool, planned: bool, donated: Ite
         raise CodeWritten
 
     twin = copy.deepcopy(module)
-    inputs = [n.meta["val"] for n in twin.graph.find_nodes(op="placeholder")]
     (output,) = twin.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = []
     settings = as_planned(twin) if planned else nullcontext()
@@ -146,7 +153,7 @@ def lower(module: fx.GraphModule, *, backward: bool, planned: bool, donated: Ite
             known,
             mock.patch.object(GraphLowering, "compile_to_module", stop),
         ):
-            compile_fx_inner(twin, inputs, static_input_idxs=[], is_backward=backward)
+            compile_fx_inner(twin, list(inputs), static_input_idxs=[], is_backward=backward)
     except CodeWritten:
         pass
     return made[0]

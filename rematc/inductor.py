@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch import fx
 from rematc import compat, compat_inductor
 from rematc.baselines import min_cut
 from rematc.capture import Capture
-from rematc.costs import Rates, kernel_ns
+from rematc.costs import Call, Rates, kernel_ns, workspaces
 from rematc.fuse import fuse
 from rematc.passes import split
+from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.rehearse import Rehearsal
 
@@ -30,42 +31,63 @@ def in_kernels(
     fused = fuse(
         captured,
         plan,
-        compat_inductor.lower(forward, backward=False, planned=False).kernels,
-        compat_inductor.lower(backward, backward=True, planned=False).kernels,
+        compat_inductor.lower(forward, _inputs(forward), backward=False, planned=False).kernels,
+        compat_inductor.lower(backward, _inputs(backward), backward=True, planned=False).kernels,
     )
     costs = tuple(_cost(fused, i, rates) for i in range(len(fused.graph.ops)))
     return fused, replace(problem, graph=fused.graph, costs=costs)
 
 
 def _cost(fused: Capture, op: int, rates: Rates) -> OpCost:
+    """Its time; what a ready-made kernel takes while it runs depends on strides that only the code knows."""
     moved = [fused.value_nodes[v] for v in (*fused.graph.ops[op].inputs, *fused.graph.ops[op].outputs)]
     return OpCost(kernel_ns(fused.nodes[op], moved, rates))
 
 
-def peak_of_code(
-    modules: Modules, num_fwd_outputs: int, epilogue_bytes: int, allocation_bytes: int, *, planned: bool
-) -> int:
-    """Bytes that Inductor's code for forward and backward needs above what is resident.
+@dataclass
+class PeakOfCode:
+    """What Inductor's code for a plan needs, in bytes, resident included: ``PeakOfCode(...)(plan)``.
 
     ``planned``: it is compiled as planned (see `compat_inductor.as_planned`). What forward returns to the
-    caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``.
+    caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known``
+    has the workspace of each call of a ready-made kernel that was measured so far.
     """
-    forward, backward = modules
-    inputs, names = _inputs(forward), _output_nodes(forward)
-    with compat.fake_mode_of(inputs):
-        rehearsal = Rehearsal(inputs, allocation_bytes)
-        code = compat_inductor.lower(forward, backward=False, planned=planned).source
-        results = rehearsal.play(code, inputs)
-        saved = {n.name: t for n, t in zip(names, results, strict=True) if n is not None}
-        code = compat_inductor.lower(
-            backward, backward=True, planned=planned, donated=_donated(modules, num_fwd_outputs)
-        ).source
-        arguments = [saved.get(n.name, n.meta["val"]) for n in backward.graph.find_nodes(op="placeholder")]
-        tangents = [n.meta["val"] for n in backward.graph.find_nodes(op="placeholder") if n.name not in saved]
-        rehearsal.hold([t for t in tangents if compat.holds_tangents() or t.dim() == 0])
-        rehearsal.release(results[num_fwd_outputs:])
-        rehearsal.play(code, arguments)
-    return max(rehearsal.peak_bytes, rehearsal.live_bytes + epilogue_bytes)
+
+    joint: fx.GraphModule
+    captured: Capture
+    problem: Problem
+    num_fwd_outputs: int
+    allocation_bytes: int
+    planned: bool
+    known: dict[Hashable, int] = field(default_factory=dict)
+
+    def __call__(self, plan: Plan) -> int:
+        """Lower both graphs of ``plan`` and rehearse their code."""
+        forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
+        inputs, names = _inputs(forward), _output_nodes(forward)
+        with compat.fake_mode_of(inputs):
+            rehearsal = Rehearsal(inputs, self.allocation_bytes)
+            code = compat_inductor.lower(forward, inputs, backward=False, planned=self.planned)
+            results = rehearsal.play(code.source, inputs)
+            saved = {n.name: t for n, t in zip(names, results, strict=True) if n is not None}
+            takes = backward.graph.find_nodes(op="placeholder")
+            tangents = [n.meta["val"] for n in takes if n.name not in saved]
+            given = [saved.get(n.name, n.meta["val"]) for n in takes]
+            rehearsal.hold([t for t in tangents if compat.holds_tangents() or t.dim() == 0])
+            donated = _donated((forward, backward), self.num_fwd_outputs)
+            code = compat_inductor.lower(
+                backward, given, backward=True, planned=self.planned, donated=donated
+            )
+            rehearsal.release(results[self.num_fwd_outputs :])
+            rehearsal.play(code.source, given)
+        end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
+        needed = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), end_bytes)
+        return self.problem.resident_bytes + needed
+
+    def _while_called(self, calls: list[tuple[int, Call]]) -> int:
+        """The most that is alive in a call of a ready-made kernel, its workspace included."""
+        self.known |= workspaces(call for _, call in calls if call.key not in self.known)
+        return max((live + self.known.get(call.key, 0) for live, call in calls), default=0)
 
 
 def _donated(modules: Modules, num_fwd_outputs: int) -> list[int]:

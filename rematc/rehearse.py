@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from rematc import compat
+from rematc.costs import Call
 
 
 class Rehearsal:
     '''Storages alive, and the most bytes that there were; several codes are played one after the other.
 
     ``resident`` tensors are there all the time and not counted. ``allocation_bytes``: the allocator
-    rounds each storage up to a multiple.
+    rounds each storage up to a multiple. ``calls`` are those of torch's ops, each with the bytes alive then.
 
     >>> code = """
     ... def call(args):
@@ -44,6 +45,7 @@ class Rehearsal:
         self.resident = {key for key, _ in _storages(resident)}
         self.holders: Counter[int] = Counter()
         self.live_bytes = self.peak_bytes = 0
+        self.calls: list[tuple[int, Call]] = []
 
     def hold(self, value: Any) -> None:
         """Something holds ``value``, a tensor or a collection of them, from now on."""
@@ -63,14 +65,22 @@ class Rehearsal:
 
         The list of inputs is the callee's, which empties it. Raises `ValueError` for code without ``call``.
         """
-        names = _Names(self, inputs)
-        for statement in _body(source):
-            if isinstance(statement, ast.Return):
-                results = tuple(names.value_of(statement.value))
-                self.hold(results)
-                names.forget()
-                return results
-            names.run(statement)
+        names, made = _Names(self, inputs), list[Call]()
+
+        def on_call(*call: Any) -> None:
+            if call[0] not in _MAKERS:
+                made.append(Call(*call))
+
+        with compat.watched(on_call):
+            for statement in _body(source):
+                if isinstance(statement, ast.Return):
+                    results = tuple(names.value_of(statement.value))
+                    self.hold(results)
+                    names.forget()
+                    return results
+                names.run(statement)
+                self.calls += [(self.live_bytes, call) for call in made]
+                made.clear()
         raise ValueError("the code has no function call() that returns something")
 
     def _counted(self, value: Any) -> Iterator[tuple[int, int]]:
@@ -115,7 +125,18 @@ class _Silent:
         return self
 
 
+_MAKERS = (torch.ops.aten.empty_strided.default, torch.ops.aten.as_strided.default)
+
+
+class _Extern:
+    """The ready-made kernels that Inductor calls by the names of torch's ops."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.ops.aten, name, _Silent())
+
+
 _KNOWN = {
+    "extern_kernels": _Extern(),
     "torch": torch,
     "aten": torch.ops.aten,
     "reinterpret_tensor": lambda t, size, stride, offset=0: torch.as_strided(t, size, stride, offset),

@@ -7,7 +7,7 @@ It is alive only while the op runs, but it counts toward the peak.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,15 @@ import torch
 from torch import fx
 
 from rematc import compat
-from rematc.capture import pin_of
+from rematc.capture import PURE_NAMESPACES
+from rematc.costs.call import Call
 from rematc.measure import measure_each
 
 log = logging.getLogger(__name__)
 
 
-def workspaces(nodes: dict[Hashable, fx.Node]) -> dict[Hashable, int]:
-    """Workspace bytes by key: each node's op is run on the device that its values are on.
+def workspaces(calls: Iterable[Call]) -> dict[Hashable, int]:
+    """Workspace bytes by the key of a call; each distinct one is made on the device of its tensors.
 
     What can't be run here (collectives, ops with effects) or refuses made-up data counts 0, which
     the log says.
@@ -31,23 +32,23 @@ def workspaces(nodes: dict[Hashable, fx.Node]) -> dict[Hashable, int]:
         log.warning("compiling under a profiler: workspaces can't be measured, and the peak may be higher")
         return {}
     with compat.real_tensors(), torch.random.fork_rng():
-        runs = {key: node for key, node in nodes.items() if _may_run(node)}
-        measured = measure_each([partial(_run, node) for node in runs.values()])
+        runs = {call.key: call for call in calls if _may_run(call)}
+        measured = measure_each([partial(_run, call) for call in runs.values()])
     return {key: m.peak_bytes - m.end_bytes for key, m in zip(runs, measured, strict=True)}
 
 
-def _may_run(node: fx.Node) -> bool:
-    return compat.is_overload(node.target) and pin_of(node) in (None, "random", "mutates")
+def _may_run(call: Call) -> bool:
+    return compat.is_overload(call.target) and call.target.namespace in PURE_NAMESPACES
 
 
-def _run(node: fx.Node) -> Callable[[], object]:
+def _run(call: Call) -> Callable[[], object]:
     """Make the arguments, run once (a first run may set up what later ones keep), return a second run."""
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: made_up(n.meta.get("val")))
-    target: Any = node.target
+    args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), made_up)
+    target = call.target
     try:
         target(*args, **kwargs)
     except Exception as e:
-        log.info("the workspace of %s can't be measured (%s); taken as 0", node.target, e)
+        log.info("the workspace of %s can't be measured (%s); taken as 0", target, e)
         return lambda: None
     return lambda: target(*args, **kwargs)
 
@@ -57,7 +58,7 @@ def made_up(val: Any) -> Any:
     if compat.is_symbolic(val):
         return compat.hint(val)
     if not isinstance(val, torch.Tensor):
-        return [made_up(v) for v in val] if isinstance(val, list | tuple) else val
+        return val
     size, stride = ([compat.hint(x) for x in xs] for xs in (val.shape, val.stride()))
     span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if all(size) else 0
     fill = torch.ones if val.dtype.is_floating_point or val.dtype.is_complex else torch.zeros

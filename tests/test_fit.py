@@ -1,0 +1,90 @@
+"""The loop around the solver: what the code needs decides, and what is refused is honest."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rematc.baselines import save_all
+from rematc.errors import BudgetError
+from rematc.fit import fit
+from rematc.options import SolveOptions
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.simulate import simulate, validate
+from rematc.solve import solve
+from tests import graphs
+
+OPTIONS = SolveOptions(time_limit_s=1)
+
+
+class Code:
+    """Stands for a compiler: a plan's code needs ``times`` what the graph says, and ``more``."""
+
+    def __init__(self, problem: Problem, times: float, more: int) -> None:
+        self.problem, self.times, self.more = problem, times, more
+        self.lowered = 0
+
+    def __call__(self, plan: Plan) -> int:
+        self.lowered += 1
+        resident = self.problem.resident_bytes
+        inside = simulate(self.problem, plan).peak_bytes - resident
+        return resident + max(0, int(inside * self.times) + self.more)
+
+
+def chain(budget_bytes: int) -> Problem:
+    return graphs.chain(6).with_budget(budget_bytes)
+
+
+factors = st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0])
+extras = st.integers(-3, 9)
+
+
+@given(graphs.problems(), factors, extras, st.floats(0, 1))
+def test_the_code_of_what_is_accepted_fits_and_the_refusal_names_a_budget_that_is_accepted(
+    problem: Problem, times: float, more: int, share: float
+) -> None:
+    code = Code(problem, times, more)
+    high = code(save_all(problem))
+    limited = problem.with_budget(max(1, int(share * high)))
+    try:
+        found = fit(limited, OPTIONS, code)
+    except BudgetError as e:
+        refused = e
+        limited = problem.with_budget(e.minimum_bytes)
+        found = fit(limited, OPTIONS, code)
+        assert refused.minimum_bytes > refused.budget_bytes
+    assert found.plan.peak_bytes == code(found.plan) <= (limited.budget_bytes or 0)
+    validate(found.problem, found.plan)
+
+
+def test_code_that_needs_what_the_graph_says_is_lowered_once() -> None:
+    problem = chain(solve(chain(10**9), OPTIONS).peak_bytes - 1)
+    code = Code(problem, 1.0, 0)
+    found = fit(problem, OPTIONS, code)
+    assert found.problem == problem
+    assert found.plan.cost_ns == solve(problem, OPTIONS).cost_ns
+
+
+def test_room_that_the_code_leaves_is_used() -> None:
+    free = solve(chain(10**9), OPTIONS)
+    problem = chain(free.peak_bytes - 1)
+    assert solve(problem, OPTIONS).cost_ns > 0
+    assert fit(problem, OPTIONS, Code(problem, 0.9, 0)).plan.cost_ns == 0
+
+
+def test_without_a_limit_nothing_is_recomputed_and_the_peak_is_that_of_the_code() -> None:
+    problem = graphs.chain(6)
+    found = fit(problem, OPTIONS, Code(problem, 2.0, 5))
+    assert found.plan.cost_ns == 0
+    assert found.plan.peak_bytes == 2 * solve(problem, OPTIONS).peak_bytes + 5
+
+
+def test_a_budget_that_only_the_graph_fits_is_refused() -> None:
+    with pytest.raises(BudgetError) as least:
+        solve(chain(1), OPTIONS)
+    problem = chain(least.value.minimum_bytes)
+    with pytest.raises(BudgetError) as refused:
+        fit(problem, OPTIONS, Code(problem, 1.0, 3))
+    assert refused.value.minimum_bytes == least.value.minimum_bytes + 3

@@ -1,0 +1,152 @@
+"""The graph of what Inductor writes: smaller than the ops, and its plans compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from rematc import compat
+from rematc.backend import Partitioned, partition, pose
+from rematc.capture import Capture
+from rematc.errors import BudgetError
+from rematc.options import Options
+from rematc.problem import Problem
+from rematc.solve import solve
+from tests.test_capture import _StopError
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+SEED = 11
+
+
+def leaf(*size: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(SEED)).requires_grad_()
+
+
+def joint_of(fn: Callable[..., Any], *args: Tensor) -> tuple[fx.GraphModule, int]:
+    """The joint graph as Inductor sees it, decomposed."""
+    found: list[tuple[fx.GraphModule, int]] = []
+
+    def keep(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        found.append((joint, num_fwd_outputs))
+        raise _StopError
+
+    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+        return compat.trace_joint(gm, inputs, inductor_ops=True, partition_fn=keep, no_backward=keep)
+
+    with pytest.raises(Exception, match="_StopError"):
+        torch.compile(fn, backend=backend)(*args)
+    return found[0]
+
+
+def posed(fn: Callable[..., Any], *args: Tensor, inner: Any = "inductor") -> tuple[Capture, Problem]:
+    joint, outputs = joint_of(fn, *args)
+    return pose(joint, outputs, Options(None, inner))
+
+
+def pointwise(x: Tensor, w: Tensor) -> Tensor:
+    return ((x @ w).sin().exp().tanh().cos() @ w).sum()
+
+
+def normed(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(3):
+        x = F.layer_norm(F.gelu(x @ w) + x, (w.shape[0],))
+    return x.square().mean()
+
+
+def dropped(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(3):
+        x = F.dropout(torch.softmax(x @ w, -1), 0.3) @ w.t()
+    return x.sum()
+
+
+def branched(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    a = (x @ w).relu()
+    left, right = a.chunk(2, -1)
+    b = torch.cat([left.t().sigmoid(), right.t().exp()], 0)
+    return (b.t() @ w).sum(), a.detach().max()
+
+
+def viewed(x: Tensor, w: Tensor) -> Tensor:
+    y = (x @ w).view(4, -1, w.shape[1]).transpose(0, 1).contiguous().sin()
+    return y.flatten(1).cos().sum() + y[0].sum()
+
+
+EXAMPLES: list[Callable[..., Any]] = [pointwise, normed, dropped, branched, viewed]
+each_example = pytest.mark.parametrize("fn", EXAMPLES, ids=lambda f: f.__name__)
+SIZES = (leaf(512, 16), leaf(16, 16))
+
+
+def test_what_stays_within_a_kernel_is_no_value() -> None:
+    captured, problem = posed(pointwise, *SIZES)
+    assert [n for nodes in captured.nodes for n in nodes if "exp" in n.name]
+    written = [problem.graph.values[v].name for op in problem.graph.ops for v in op.outputs]
+    assert not [name for name in written if "sin" in name or "exp" in name]
+
+
+@each_example
+def test_there_are_fewer_values_than_ops_make_and_less_is_alive(fn: Callable[..., Any]) -> None:
+    fused, ops = posed(fn, *SIZES)[1], posed(fn, *SIZES, inner="eager")[1]
+    assert len(fused.graph.ops) < len(ops.graph.ops)
+    assert solve(fused).peak_bytes <= 1.001 * solve(ops).peak_bytes
+    assert len(fused.graph.gradients) == len(ops.graph.gradients)
+
+
+@each_example
+def test_every_node_that_a_written_value_needs_is_in_its_op_or_written(fn: Callable[..., Any]) -> None:
+    captured, _ = posed(fn, *SIZES)
+    for op, nodes in zip(captured.graph.ops, captured.nodes, strict=True):
+        read = {captured.value_nodes[v] for v in op.inputs}
+        for i, node in enumerate(nodes):
+            assert all(n in read or n in nodes[:i] for n in node.all_input_nodes)
+
+
+def split_at(fn: Callable[..., Any], budget: int | None) -> tuple[fx.GraphModule, int, Partitioned]:
+    joint, outputs = joint_of(fn, *SIZES)
+    twin, _ = joint_of(fn, *SIZES)
+    return twin, outputs, partition(joint, outputs, Options(budget, "inductor"), planned=True)
+
+
+def run(module: fx.GraphModule, given: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Outputs, each with the name of its node."""
+    names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+    (output,) = module.graph.find_nodes(op="output")
+    results = fx.Interpreter(module).run(*(given[n] for n in names), enable_io_processing=False)
+    return [(str(node), value) for node, value in zip(output.args[0], results, strict=True)]
+
+
+@pytest.mark.parametrize("fn", [f for f in EXAMPLES if f is not dropped], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("limit", ["none", "smallest"])
+def test_forward_and_backward_of_a_plan_compute_what_the_joint_graph_does(
+    fn: Callable[..., Any], limit: str
+) -> None:
+    """Op by op, Inductor's random ops draw new numbers: dropout is tested where they are compiled."""
+    budget = None
+    if limit == "smallest":
+        with pytest.raises(BudgetError) as refused:
+            split_at(fn, 1)
+        budget = refused.value.minimum_bytes
+    joint, outputs, done = split_at(fn, budget)
+    names = [n.name for n in joint.graph.find_nodes(op="placeholder")]
+    given: dict[str, Any] = {n: torch.ones(()) for n in names if "tangents" in n}
+    given |= zip((n for n in names if n not in given), SIZES, strict=False)
+    expected = [value for _, value in run(joint, given)]
+    forward = run(done.forward, given)
+    backward = run(done.backward, given | dict(forward))
+    computed = [value for _, value in [*forward[:outputs], *backward]]
+    torch.testing.assert_close(computed, expected, rtol=0, atol=0)
+    if budget is not None:
+        assert done.plan.peak_bytes <= budget
+
+
+def test_the_smallest_budget_takes_recomputation() -> None:
+    with pytest.raises(BudgetError) as refused:
+        split_at(normed, 1)
+    plan = split_at(normed, refused.value.minimum_bytes)[2].plan
+    assert plan.cost_ns > 0
+    assert plan.peak_bytes < split_at(normed, None)[2].plan.peak_bytes

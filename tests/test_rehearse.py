@@ -1,0 +1,113 @@
+"""Rehearsed code needs what the same code needs when it is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rematc.rehearse import Rehearsal
+
+BYTES = torch.int8
+
+
+def of(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=BYTES)
+
+
+def played(body: str, *inputs: Any, resident: tuple[Any, ...] = (), unit: int = 1) -> tuple[int, int]:
+    """Peak and what is left, of a ``call`` with these lines that takes ``inputs`` as x0, x1, ..."""
+    names = "".join(f"x{i}, " for i in range(len(inputs)))
+    lines = [f"{names} = args" if names else "pass", "args.clear()", *body.strip().splitlines()]
+    code = "def call(self, args):\n" + "".join(f"    {line}\n" for line in lines)
+    rehearsal = Rehearsal(resident, unit)
+    rehearsal.play(code, inputs)
+    return rehearsal.peak_bytes, rehearsal.live_bytes
+
+
+def made(name: str, size: int) -> str:
+    return f"{name} = empty_strided_cpu(({size},), (1,), torch.int8)\n"
+
+
+def test_a_buffer_is_alive_until_its_name_is_deleted() -> None:
+    body = made("a", 8) + "kernel(x0, a)\ndel x0\n" + made("b", 16) + "kernel(a, b)\ndel a\nreturn (b, )"
+    assert played(body, of(4)) == (24, 16)
+
+
+def test_an_input_that_nobody_deletes_stays_to_the_end() -> None:
+    assert played(made("a", 8) + "return (a, )", of(4)) == (12, 8)
+
+
+def test_a_buffer_taken_over_is_one_buffer() -> None:
+    body = made("a", 8) + "b = a; del a  # reuse\nkernel(b)\n" + made("c", 1) + "return (b, c)"
+    assert played(body) == (9, 9)
+
+
+def test_a_view_keeps_its_storage_alive() -> None:
+    view = "b = reinterpret_tensor(a, (2,), (1,), 4)\n"
+    body = made("a", 8) + view + "del a\n" + made("c", 8) + "return (b, c)"
+    assert played(body) == (16, 16)
+
+
+def test_a_result_given_twice_counts_once() -> None:
+    assert played(made("a", 8) + "return (a, reinterpret_tensor(a, (4,), (1,), 0), a)") == (8, 8)
+
+
+def test_resident_inputs_count_nothing_even_as_results() -> None:
+    weight = of(100)
+    assert played(made("a", 8) + "return (x0, a)", weight, resident=(weight,)) == (8, 8)
+
+
+def test_blocks_that_choose_a_device_are_opened_and_streams_are_silent() -> None:
+    lines = ["stream0 = get_raw_stream(0)", made("a", 8).strip(), "triton_0.run(a, 8, stream=stream0)"]
+    body = "\n        ".join(["with some.guard(0):", *lines])
+    code = f"def call(args):\n    {body}\n    return (a, )\n"
+    rehearsal = Rehearsal(())
+    rehearsal.play(code, [])
+    assert (rehearsal.peak_bytes, rehearsal.live_bytes) == (8, 8)
+
+
+def test_what_an_op_of_torch_returns_is_counted_as_a_tuple_until_that_is_gone() -> None:
+    body = (
+        "t = torch.ops.aten.var_mean.correction(x0, [0], correction=0)\ndel x0\na = t[0]\ndel t\nreturn (a, )"
+    )
+    peak, left = played(body, torch.empty(100, 50))
+    assert (peak, left) == (100 * 50 * 4 + 2 * 50 * 4, 50 * 4)
+
+
+def test_ready_made_kernels_make_what_they_return_and_are_known_by_their_calls() -> None:
+    code = "def call(args):\n    x, w = args\n    args.clear()\n    y = extern_kernels.mm(x, w)\n    del x\n"
+    rehearsal = Rehearsal(())
+    rehearsal.play(code + "    del w\n    return (y, )\n", [torch.empty(8, 4), torch.empty(4, 2)])
+    assert (rehearsal.peak_bytes, rehearsal.live_bytes) == ((32 + 8 + 16) * 4, 16 * 4)
+    ((live_bytes, call),) = rehearsal.calls
+    assert live_bytes == rehearsal.peak_bytes
+    assert call.target is torch.ops.aten.mm.default
+
+
+def test_the_allocator_rounds_up() -> None:
+    assert played(made("a", 513) + made("b", 1) + "return (a, b)", unit=512) == (1536, 1536)
+
+
+def test_two_codes_are_played_one_after_the_other() -> None:
+    first = "def call(args):\n    a = empty_strided_cpu((8,), (1,), torch.int8)\n    return (a, )\n"
+    then = "def call(args):\n    a, = args\n    args.clear()\n    " + made("b", 4)
+    rehearsal = Rehearsal(())
+    saved = rehearsal.play(first, [])
+    rehearsal.release(saved)
+    rehearsal.play(then + "    del a\n    return (b, )\n", saved)
+    assert (rehearsal.peak_bytes, rehearsal.live_bytes) == (12, 4)
+
+
+def test_nothing_is_allocated_for_fake_tensors() -> None:
+    from rematc import compat
+
+    with compat.fake_mode_of([of(1)]):
+        huge = "(1 << 40,), (1,), torch.int8"
+        assert played(f"a = empty_strided_cpu({huge})\nkernel(a)\nreturn (a, )") == (1 << 40, 1 << 40)
+
+
+def test_code_without_call_is_refused() -> None:
+    with pytest.raises(ValueError, match="no function call"):
+        Rehearsal(()).play("x = 1", [])
