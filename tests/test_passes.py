@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 import rematc
 from rematc.backend import Partitioned, partition
 from rematc.capture import SNAPSHOT, capture
+from rematc.compat_inductor import STEP
 from rematc.options import Options
 from rematc.passes import canonicalize, split
 from rematc.plan import Plan
@@ -252,3 +253,23 @@ def test_nothing_holds_an_output_that_nobody_reads() -> None:
             for n in taken
             if isinstance(n.args[0], fx.Node)
         )
+
+
+def test_a_step_reads_what_the_latest_run_before_it_made() -> None:
+    """For each backward op, all that it reads of forward is recomputed right before it, each time anew."""
+    x = torch.ones(4).requires_grad_()
+    joint, outputs = joint_of(lambda x: (x.sin().exp() * x.cos()).sigmoid().tanh().sum(), x)
+    captured = capture(canonicalize(joint, outputs), outputs)
+    graph = captured.graph
+    at_hand = {*graph.inputs, *graph.tangents, *(v for i in graph.backward for v in graph.ops[i].outputs)}
+    needs = [(graph.ancestors(graph.ops[b].inputs, at_hand), b) for b in graph.backward_steps]
+    steps = [i for before, b in needs for i in (*sorted(before), b)]
+    assert len(steps) > len(set(steps))
+    backward = split(joint, captured, Plan((), tuple(steps)), outputs)[1]
+    latest: dict[int, int] = {}
+    for node in calls(backward):
+        step, _ = node.meta[STEP]
+        reads = [n.meta[STEP][0] for n in node.all_input_nodes if STEP in n.meta]
+        assert reads == [latest[steps[r]] for r in reads]
+        latest[steps[step]] = step
+    assert len(latest) < len(steps)
