@@ -13,7 +13,12 @@ from typing import Any
 
 from tabulate import tabulate
 
-FILES = {"demo": "demo-cpu.json", "llama": "llama8-cpu.json", "solver": "solver-cpu.json"}
+FILES = {
+    "demo": "demo-cpu.json",
+    "llama": "llama8-cpu.json",
+    "inductor": "inductor-cpu.json",
+    "solver": "solver-cpu.json",
+}
 RESULTS = Path(__file__).parent / "results"
 
 

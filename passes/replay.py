@@ -53,11 +53,14 @@ def replay(
 
 
 def _places(captured: Capture, steps: list[int]) -> Iterator[tuple[int, int]]:
-    """Step and kernel of each: steps one after the other that one kernel computed are in one again."""
+    """Step and kernel of each: steps one after the other that one kernel computed are in one again.
+
+    Without knowledge of kernels all are in one: whatever is lowered then fuses as it likes.
+    """
     kernel = 0
     for position, i in enumerate(steps):
         of = captured.kernels
-        kernel += not of or of[i] != of[steps[position - 1]]
+        kernel += bool(of) and of[i] != of[steps[position - 1]]
         yield position, kernel
 
 

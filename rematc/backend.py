@@ -172,7 +172,11 @@ def pose(
         return captured, problem
     from rematc.inductor import in_kernels
 
-    return in_kernels(joint, num_fwd_outputs, captured, problem, rates)
+    try:
+        return in_kernels(joint, num_fwd_outputs, captured, problem, rates)
+    except RematcError as e:
+        log.warning("what Inductor fuses can't be read (%s); the plan is for single ops, and coarser", e)
+        return captured, problem
 
 
 def describe(plan: Plan) -> str:

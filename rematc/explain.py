@@ -104,18 +104,14 @@ def _explain(args: argparse.Namespace) -> int:
     from rematc.loader import load
     from rematc.options import Options, SolveOptions
     from rematc.report import report
-    from rematc.simulate import validate
-    from rematc.solve import solve
-    from rematc.trace import pose_model
+    from rematc.trace import plan_model
 
     reserve = 0 if args.reserve == "0" else args.reserve
     options = Options(args.budget, args.inner, reserve, None, SolveOptions(args.time_limit, args.gap))
     model, inputs, loss_fn = load(path, name)
     if getattr(model, "training", True) is False:
         _say("warning: the model is in eval mode and planned for so; build() may call model.train()", args)
-    problem, _ = pose_model(model, inputs, loss_fn, options)
-    plan = solve(problem, options.solve)
-    validate(problem, plan)
+    problem, plan = plan_model(model, inputs, loss_fn, options)
     if args.json is not None:
         write_whole(args.json, plan.to_json() + "\n")
     print(_title(path, name, model, args))

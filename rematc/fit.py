@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -38,15 +37,16 @@ def fit(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode) -> Fi
     (what is done in place). The difference at one plan is taken for that of the next, lowered in turn.
     Raises `BudgetError`, with the smallest budget that is accepted, where no code fits.
     """
-    end = time.monotonic() + options.time_limit_s
     best: Fitted | None = None
-    learned = problem
+    learned, solve_s = problem, 0.0
     for _ in range(ROUNDS):
-        left_s = max(LEAST_S, end - time.monotonic())
+        left_s = max(LEAST_S, options.time_limit_s - solve_s)
         try:
             plan = solve(learned, replace(options, time_limit_s=left_s))
         except BudgetError:
             break
+        solve_s += plan.solve_s
+        plan = replace(plan, solve_s=round(solve_s, 3))
         found = _lowered(learned, plan, peak_of_code)
         if _fits(found) and (best is None or found.plan.cost_ns < best.plan.cost_ns):
             best = found

@@ -1,24 +1,27 @@
-"""`pose_model`: a model and a batch -> the problem that its training step poses. No step is run."""
+"""A model and a batch -> the problem that its training step poses, and the plan for it. No step is run."""
 
 from __future__ import annotations
 
 import re
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import fx, nn
 
 from rematc import compat
-from rematc.backend import pose
+from rematc.backend import partition, pose
 from rematc.capture import Capture
 from rematc.errors import CaptureError
 from rematc.options import Options
+from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.resident import optimizer_bytes
 
+T = TypeVar("T")
 NO_LIMIT = Options(budget=None)
 OWN, TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
 BY_HAND = "what to try: one step without rematc, model(...) and loss.backward(), and mend what fails there"
@@ -45,9 +48,36 @@ def pose_model(
     >>> problem.budget_bytes is None, problem.resident_bytes
     (True, 164)
     """
+    captured, problem = _traced(model, inputs, loss_fn, options, pose)
+    return problem, captured
+
+
+def plan_model(
+    model: Any,
+    inputs: Any,
+    loss_fn: Callable[[Any], Any] | None = None,
+    options: Options = NO_LIMIT,
+) -> tuple[Problem, Plan]:
+    """Trace a training step as `pose_model` does, and plan it as the backend would; nothing is compiled.
+
+    Under ``inner="inductor"`` Inductor writes its code for the plan, and the plan's peak is that of the
+    code. Raises what `pose_model` does, and `BudgetError` where no plan fits.
+
+    >>> problem, plan = plan_model(nn.Linear(8, 1), torch.ones(4, 8), torch.sum, Options("1kB", "eager"))
+    >>> plan.peak_bytes <= 1000
+    True
+    """
+    done = _traced(model, inputs, loss_fn, options, partial(partition, planned=True))
+    return done.problem, done.plan
+
+
+def _traced(
+    model: Any, inputs: Any, loss_fn: Callable[[Any], Any] | None, options: Options, action: Callable[..., T]
+) -> T:
+    """What ``action`` makes of the joint graph."""
     compat.check_torch()
     args, kwargs = arguments(inputs)
-    tracer = _Tracer(options)
+    tracer = _Tracer(options, action)
     step: Any = model
     if loss_fn is not None:
         step, args = _with_loss(loss_fn), (model, *args)
@@ -62,10 +92,9 @@ def pose_model(
             raise _refusal(e) from e
     if tracer.error is not None:
         raise tracer.error
-    if tracer.posed is None:
+    if tracer.made is None:
         raise CaptureError(_nothing_to_differentiate(model))
-    captured, problem = tracer.posed
-    return problem, captured
+    return tracer.made
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -99,12 +128,12 @@ class _Stop(BaseException):
     """Ends the trace. No `Exception`: Dynamo may swallow those and run the step after all."""
 
 
-class _Tracer:
-    """A backend that poses the problem, keeps it, and stops."""
+class _Tracer(Generic[T]):
+    """A backend that keeps what ``action`` makes of the joint graph, and stops."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.posed: tuple[Capture, Problem] | None = None
+    def __init__(self, options: Options, action: Callable[..., T]) -> None:
+        self.options, self.action = options, action
+        self.made: T | None = None
         self.error: Exception | None = None
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Any:
@@ -112,7 +141,7 @@ class _Tracer:
             # Kept, not raised: Dynamo would wrap it in words of its own.
             try:
                 state = optimizer_bytes(self.options.optimizer, inputs)
-                self.posed = pose(joint, num_fwd_outputs, self.options, state)
+                self.made = self.action(joint, num_fwd_outputs, self.options, state)
             except Exception as e:
                 self.error = e
             raise _Stop

@@ -6,8 +6,10 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,11 +47,17 @@ def quick(problem: Problem, options: SolveOptions) -> Plan:
     return replace(plan, strategy="rematc", status="feasible")
 
 
+def solve_by(solver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put ``solver`` in the solver's place, wherever it is called from."""
+    for room in ("rematc.backend", "rematc.fit"):
+        monkeypatch.setattr(sys.modules[room], "solve", solver)
+
+
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with build(), and a solver that takes no time."""
 
-    monkeypatch.setattr(sys.modules["rematc.solve"], "solve", quick)
+    solve_by(quick, monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
     file = tmp_path / "model.py"
     file.write_text(MODEL)
@@ -238,7 +246,7 @@ def test_a_fault_of_ours_shows_no_traceback_unless_asked(
     def broken(*_: object) -> None:
         raise KeyError("deep")
 
-    monkeypatch.setattr(sys.modules["rematc.solve"], "solve", broken)
+    solve_by(broken, monkeypatch)
     message = refused(capsys, model, status=1)
     assert "KeyError: 'deep'" in message and "--debug" in message
     assert main([str(model), "--debug"]) == 1

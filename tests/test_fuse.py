@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from rematc import compat
 from rematc.backend import Partitioned, partition, pose
 from rematc.capture import Capture
-from rematc.errors import BudgetError
+from rematc.errors import BudgetError, ProblemError
 from rematc.options import Options
 from rematc.problem import Problem
 from rematc.solve import solve
@@ -150,3 +150,18 @@ def test_the_smallest_budget_takes_recomputation() -> None:
     plan = split_at(normed, refused.value.minimum_bytes)[2].plan
     assert plan.cost_ns > 0
     assert plan.peak_bytes < split_at(normed, None)[2].plan.peak_bytes
+
+
+def test_a_graph_whose_kernels_can_t_be_read_is_planned_for_op_by_op(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise ProblemError("op 'a' reads value 3 before it is made")
+
+    monkeypatch.setattr("rematc.inductor.fuse", fail)
+    joint, outputs = joint_of(normed, *SIZES)
+    done = partition(joint, outputs, Options(None, "inductor"), planned=True)
+    assert "reads value 3 before it is made" in caplog.text
+    assert done.plan.peak_bytes > 0
+    monkeypatch.undo()
+    assert len(split_at(normed, None)[2].problem.graph.ops) < len(done.problem.graph.ops)
