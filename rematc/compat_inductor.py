@@ -9,12 +9,12 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from torch import fx
 
+T = TypeVar("T")
 STEP = "rematc_step"  # meta key: the number of a node's step in the plan, and of the kernel that it is in
 
 
@@ -27,21 +27,14 @@ def inductor(gm: fx.GraphModule, inputs: Any, *, partitioner: Any) -> Callable[.
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def inner_compile(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with as_planned(module):
+        is_planned = any(STEP in n.meta for n in module.graph.nodes)  # a graph without gradients is not
+        with as_planned(module) if is_planned else nullcontext():
             return compile_fx_inner(module, *args, **kwargs)
 
     patches = {"custom_partitioner_fn": partitioner}
     with functorch_config.patch(enable_autograd_cache=False):
         compiled: Any = compile_fx(gm, inputs, inner_compile=inner_compile, config_patches=patches)
     return compiled  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """What Inductor makes of a graph: its Python code, and the FX nodes (names) that each kernel computes."""
-
-    source: str
-    kernels: tuple[tuple[str, ...], ...]
 
 
 @contextmanager
@@ -111,52 +104,65 @@ def _place_of(node: fx.Node) -> tuple[int, int]:
     return place
 
 
-def lower(
+def kernels_of(
+    module: fx.GraphModule, inputs: Sequence[Any], *, backward: bool
+) -> tuple[tuple[str, ...], ...]:
+    """For each kernel that Inductor makes of ``module``, in order: names of the FX nodes that it computes."""
+
+    def read(graph: Any) -> tuple[tuple[str, ...], ...]:
+        graph.init_wrapper_code()
+        graph._update_scheduler()
+        return tuple(map(_computed_by, graph.scheduler.nodes))
+
+    return _lowered(module, inputs, backward, read)
+
+
+def code_of(
     module: fx.GraphModule,
     inputs: Sequence[Any],
     *,
     backward: bool,
     planned: bool,
     donated: Iterable[int] = (),
-) -> Lowered:
-    """Have Inductor schedule ``module``, fuse it and write its code; nothing is compiled or run.
+) -> str:
+    """The Python code that Inductor writes for ``module``.
 
-    ``inputs`` are fake tensors with the strides that there will be. ``planned``: it keeps to the plan
-    (`as_planned`), else it does what it would without us. ``donated``: positions of the inputs whose
-    memory is the graph's to write into. Reaches into `GraphLowering` at the one place between the code
-    and its compiler.
+    ``planned``: it keeps to the plan (`as_planned`), else it does what it would without us. ``donated``:
+    positions of the inputs whose memory is the graph's to write into.
+    """
+    known = mock.patch("torch._inductor.graph.get_donated_idxs", return_value=list(donated))
+    with known, as_planned(module) if planned else nullcontext():
+        return _lowered(module, inputs, backward, lambda graph: str(graph.codegen()[0].value))
+
+
+def _lowered(module: fx.GraphModule, inputs: Sequence[Any], backward: bool, read: Callable[[Any], T]) -> T:
+    """What ``read`` makes of Inductor's `GraphLowering` of a copy of ``module``; nothing is compiled or run.
+
+    ``inputs`` are fake tensors with the strides that there will be. Stops Inductor at the one place between
+    its code and the compiler.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.graph import GraphLowering
 
-    made: list[Lowered] = []
+    found: list[T] = []
 
-    class CodeWritten(BaseException):
+    class Stop(BaseException):
         pass
 
     def stop(graph: Any) -> None:
-        source = graph.codegen()[0].value
-        kernels = [_computed_by(node) for node in graph.scheduler.nodes]
-        made.append(Lowered(source, tuple(kernels)))
-        raise CodeWritten
+        found.append(read(graph))
+        raise Stop
 
     twin = copy.deepcopy(module)
     (output,) = twin.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = []
-    settings = as_planned(twin) if planned else nullcontext()
-    known = mock.patch("torch._inductor.graph.get_donated_idxs", return_value=list(donated))
     try:
-        with (
-            config.patch(fx_graph_cache=False),
-            settings,
-            known,
-            mock.patch.object(GraphLowering, "compile_to_module", stop),
-        ):
+        with config.patch(fx_graph_cache=False), mock.patch.object(GraphLowering, "compile_to_module", stop):
             compile_fx_inner(twin, list(inputs), static_input_idxs=[], is_backward=backward)
-    except CodeWritten:
+    except Stop:
         pass
-    return made[0]
+    return found[0]
 
 
 def _computed_by(node: Any) -> tuple[str, ...]:

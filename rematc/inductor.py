@@ -31,8 +31,8 @@ def in_kernels(
     fused = fuse(
         captured,
         plan,
-        compat_inductor.lower(forward, _inputs(forward), backward=False, planned=False).kernels,
-        compat_inductor.lower(backward, _inputs(backward), backward=True, planned=False).kernels,
+        compat_inductor.kernels_of(forward, _inputs(forward), backward=False),
+        compat_inductor.kernels_of(backward, _inputs(backward), backward=True),
     )
     costs = tuple(_cost(fused, i, rates) for i in range(len(fused.graph.ops)))
     return fused, replace(problem, graph=fused.graph, costs=costs)
@@ -67,19 +67,19 @@ class PeakOfCode:
         inputs, names = _inputs(forward), _output_nodes(forward)
         with compat.fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.allocation_bytes)
-            code = compat_inductor.lower(forward, inputs, backward=False, planned=self.planned)
-            results = rehearsal.play(code.source, inputs)
+            code = compat_inductor.code_of(forward, inputs, backward=False, planned=self.planned)
+            results = rehearsal.play(code, inputs)
             saved = {n.name: t for n, t in zip(names, results, strict=True) if n is not None}
             takes = backward.graph.find_nodes(op="placeholder")
             tangents = [n.meta["val"] for n in takes if n.name not in saved]
             given = [saved.get(n.name, n.meta["val"]) for n in takes]
             rehearsal.hold([t for t in tangents if compat.holds_tangents() or t.dim() == 0])
             donated = _donated((forward, backward), self.num_fwd_outputs)
-            code = compat_inductor.lower(
+            code = compat_inductor.code_of(
                 backward, given, backward=True, planned=self.planned, donated=donated
             )
             rehearsal.release(results[self.num_fwd_outputs :])
-            rehearsal.play(code.source, given)
+            rehearsal.play(code, given)
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         needed = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), end_bytes)
         return self.problem.resident_bytes + needed
