@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 ROUNDS = 4
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
+WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
 LEAST_S = 1.0
 
 PeakOfCode = Callable[[Plan], int]  # what a plan's code needs, resident included
@@ -46,6 +47,8 @@ def fit(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode) -> Fi
         except BudgetError:
             break
         solve_s += plan.solve_s
+        if best is not None and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
+            break
         plan = replace(plan, solve_s=round(solve_s, 3))
         found = _lowered(learned, plan, peak_of_code)
         if _fits(found) and (best is None or found.plan.cost_ns < best.plan.cost_ns):
