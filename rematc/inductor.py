@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -19,6 +19,7 @@ from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.rehearse import Rehearsal
 
+T = TypeVar("T")
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
@@ -64,22 +65,23 @@ class PeakOfCode:
     def __call__(self, plan: Plan) -> int:
         """Lower both graphs of ``plan`` and rehearse their code."""
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
-        inputs, names = _inputs(forward), _output_nodes(forward)
+        inputs = _inputs(forward)
         with compat.fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.allocation_bytes)
             code = compat_inductor.code_of(forward, inputs, backward=False, planned=self.planned)
             results = rehearsal.play(code, inputs)
-            saved = {n.name: t for n, t in zip(names, results, strict=True) if n is not None}
-            takes = backward.graph.find_nodes(op="placeholder")
-            tangents = [n.meta["val"] for n in takes if n.name not in saved]
-            given = [saved.get(n.name, n.meta["val"]) for n in takes]
+            saved = _in_backward_s_order(results[self.num_fwd_outputs :])
+            tangents = _inputs(backward)[len(saved) :]
             rehearsal.hold([t for t in tangents if compat.holds_tangents() or t.dim() == 0])
-            donated = _donated((forward, backward), self.num_fwd_outputs)
             code = compat_inductor.code_of(
-                backward, given, backward=True, planned=self.planned, donated=donated
+                backward,
+                [*saved, *tangents],
+                backward=True,
+                planned=self.planned,
+                donated=_donated((forward, backward), self.num_fwd_outputs),
             )
-            rehearsal.release(results[self.num_fwd_outputs :])
-            rehearsal.play(code, given)
+            rehearsal.release(saved)
+            rehearsal.play(code, [*saved, *tangents])
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         needed = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), end_bytes)
         return self.problem.resident_bytes + needed
@@ -90,15 +92,23 @@ class PeakOfCode:
         return max((live + self.known.get(call.key, 0) for live, call in calls), default=0)
 
 
+def _in_backward_s_order(saved: Sequence[T]) -> list[T]:
+    """What forward returns for backward, tensors first, as backward takes it: sizes first."""
+    return [x for x in saved if not _is_tensor(x)] + [x for x in saved if _is_tensor(x)]
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x.meta.get("val") if isinstance(x, fx.Node) else x, torch.Tensor)
+
+
 def _donated(modules: Modules, num_fwd_outputs: int) -> list[int]:
     """Positions of backward's inputs whose memory is its own: nobody else holds what was saved there."""
     forward, backward = modules
     results = _output_nodes(forward)
     held = [*forward.graph.find_nodes(op="placeholder"), *results[:num_fwd_outputs], *_output_nodes(backward)]
     taken = set(_keys(held))
-    saved = {n.name for n in results[num_fwd_outputs:] if n is not None}
-    inputs = backward.graph.find_nodes(op="placeholder")
-    return [i for i, n in enumerate(inputs) if n.name in saved and taken.isdisjoint(_keys([n]))]
+    saved = _in_backward_s_order(results[num_fwd_outputs:])
+    return [i for i, node in enumerate(saved) if _is_tensor(node) and taken.isdisjoint(_keys([node]))]
 
 
 def _keys(nodes: Iterable[fx.Node | None]) -> list[int]:
