@@ -144,6 +144,23 @@ def test_forward_and_backward_of_a_plan_compute_what_the_joint_graph_does(
         assert done.plan.peak_bytes <= budget
 
 
+def test_saved_values_reach_backward_though_names_differ() -> None:
+    """An op in several kernels is copied into each: then forward's nodes are not named as the joint's."""
+
+    def shared(x: Tensor, w: Tensor) -> Tensor:
+        base = x + 1
+        total = (base * 2).sin() @ w + (base * 3).cos() @ w
+        return (total @ w).cos().sum()
+
+    _, outputs, done = split_at(shared, None)
+    (returned,) = done.forward.graph.find_nodes(op="output")
+    saved = returned.args[0][outputs:]
+    taken = done.backward.graph.find_nodes(op="placeholder")[: len(saved)]
+    assert [n.meta["val"].shape for n in saved] == [n.meta["val"].shape for n in taken]
+    assert [n.name for n in saved] != [n.name for n in taken]
+    assert done.plan.peak_bytes > done.problem.resident_bytes
+
+
 def test_the_smallest_budget_takes_recomputation() -> None:
     with pytest.raises(BudgetError) as refused:
         split_at(normed, 1)

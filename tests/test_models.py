@@ -20,6 +20,7 @@ import rematc
 from rematc.baselines import STRATEGIES
 from rematc.measure import measure
 from tests.zoo import ZOO, Case
+from tests.zoo_more import ALL
 
 QUICK_SHARES = (0.0, 0.5, None)  # of the way from the floor x 1.02 to saving everything
 SHARES = [
@@ -72,14 +73,14 @@ def clear(case: Case) -> None:
 
 @functools.cache
 def reference(name: str) -> State:
-    case = ZOO[name]()
+    case = ALL[name]()
     return state_after(case, compiled(case, "aot_eager"))
 
 
 @functools.cache
 def limits(name: str, inner: Any = "eager") -> tuple[int, int, int]:
     """Resident bytes, the smallest budget, and the peak of the cheapest plan."""
-    case = ZOO[name]()
+    case = ALL[name]()
     with pytest.raises(rematc.BudgetError) as refused:
         compiled(case, rematc.backend(1, inner=inner))(**case.inputs)
     free = rematc.backend(None, inner=inner)
@@ -108,7 +109,7 @@ def test_op_by_op_the_budget_bounds_the_peak_and_the_gradients_are_the_same(
     name: str, share: float | None
 ) -> None:
     budget, resident, expected = budget_for(name, share), limits(name)[0], reference(name)
-    case = ZOO[name]()
+    case = ALL[name]()
     backend = rematc.backend(budget, inner="eager", time_limit_s=2)
     run = compiled(case, backend)
     assert same_bits(state_after(case, run), expected)
@@ -124,7 +125,7 @@ def test_op_by_op_the_budget_bounds_the_peak_and_the_gradients_are_the_same(
 @pytest.mark.parametrize("name", ZOO)
 def test_the_smallest_budget_is_accepted(name: str) -> None:
     (resident, floor, _), expected = limits(name), reference(name)
-    case = ZOO[name]()
+    case = ALL[name]()
     backend = rematc.backend(floor, inner="eager", time_limit_s=1)
     run = compiled(case, backend)
     assert same_bits(state_after(case, run), expected)
@@ -149,21 +150,24 @@ def test_the_plan_of_any_strategy_needs_what_the_simulation_says(
     assert plan.peak_bytes - resident == pytest.approx(peak_of(case, run), rel=0.005)
 
 
-QUICK = ("mlp", "llama")
-INDUCTOR = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ZOO]
+QUICK = (("mlp", 0.0), ("mlp", 0.3), ("mlp", None), ("llama", 0.3))
+CELLS = [(name, share) for name in ALL for share in (0.0, 0.3, None)]
+INDUCTOR = [
+    pytest.param(*cell, id="-".join(map(str, cell)), marks=() if cell in QUICK else pytest.mark.slow)
+    for cell in CELLS
+]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, None], ids=lambda s: "no limit" if s is None else f"{s:.0%}")
-@pytest.mark.parametrize("name", INDUCTOR)
+@pytest.mark.parametrize(("name", "share"), INDUCTOR)
 def test_under_inductor_the_budget_bounds_the_peak_and_gradients_are_equal_within_rounding(
     name: str, share: float | None
 ) -> None:
     budget = budget_for(name, share, "inductor")
     resident = limits(name, "inductor")[0]
-    case = ZOO[name]()
+    case = ALL[name]()
     silence_dropout(case)
     expected = state_after(case, compiled(case, "aot_eager"))
-    case = ZOO[name]()
+    case = ALL[name]()
     silence_dropout(case)
     backend = rematc.backend(budget, inner="inductor", time_limit_s=2)
     run = compiled(case, backend)
