@@ -104,7 +104,7 @@ class _Tracer:
                 self.error = e
             raise _Stop
 
-        compat.trace_joint(gm, inputs, inductor_ops=False, partition_fn=partition_fn, no_backward=_stop)
+        compat.aot_eager(gm, inputs, partition_fn=partition_fn, compiler=_stop)
         raise _Stop
 
     def read(self, joint: fx.GraphModule, num_fwd_outputs: int) -> Problem:

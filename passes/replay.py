@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
-from rematc import compat_inductor
+from rematc import compat
 from rematc.capture import Capture
+
+STEP = "rematc_step"  # meta key: the number of a node's step in the plan, and of the kernel that it is in
 
 
 def replay(
@@ -34,11 +36,11 @@ def replay(
         local = {captured.value_nodes[v]: latest[v] for v in op.inputs}
         for node in captured.nodes[i]:
             local[node] = new.node_copy(node, local.__getitem__)
-            local[node].meta[compat_inductor.STEP] = place
+            local[node].meta[STEP] = place
         made = {v: local[n] for v in op.outputs if (n := captured.value_nodes[v]) in local}
         if captured.kernels and i not in captured.graph.views:
             for node in made.values():
-                compat_inductor.write_out(node)
+                compat.write_out(node)
         latest.update(made)
     returned = {captured.value_nodes[v]: latest[v] for v in results if v in latest}
     (output,) = old.find_nodes(op="output")

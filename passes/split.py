@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from rematc import compat
-from rematc.capture import Capture
+from rematc.capture import Capture, is_symbolic
 from rematc.passes.replay import replay
 from rematc.plan import Plan
 
@@ -20,12 +20,35 @@ def split(
     """
     saved = [captured.value_nodes[v] for v in plan.saved]
     nodes = _primals_read_in_backward(captured, plan) + [n for n in saved if n is not None]
-    tensors = [n for n in nodes if not compat.is_symbolic(n.meta.get("val"))]
-    sizes = [n for n in nodes if compat.is_symbolic(n.meta.get("val"))]
-    forward, backward = compat.extract_modules(joint, tensors, sizes, num_fwd_outputs)
+    tensors = [n for n in nodes if not is_symbolic(n.meta.get("val"))]
+    sizes = [n for n in nodes if is_symbolic(n.meta.get("val"))]
+    forward, backward = _modules(joint, tensors, sizes, num_fwd_outputs)
     graph = captured.graph
     replay(forward, joint, captured, graph.forward_steps(plan.saved), (*graph.outputs, *plan.saved))
     replay(backward, joint, captured, plan.backward, graph.gradients)
+    return forward, backward
+
+
+def _modules(
+    joint: fx.GraphModule, tensors: list[fx.Node], sizes: list[fx.Node], num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward as torch extracts them, ``tensors`` and ``sizes`` saved between them.
+
+    Torch drops a saved value that no backward op reads when every op runs once. A plan may read it
+    all the same, so for the time of the call each is a result of the backward pass as well.
+    """
+    (output,) = joint.graph.find_nodes(op="output")
+    results, descriptions = output.args[0], output.meta["desc"]
+    output.args = ((*results, *tensors),)
+    output.meta["desc"] = [*descriptions, *(None for _ in tensors)]
+    try:
+        forward, backward = compat.extract_modules(joint, tensors, sizes, num_fwd_outputs)
+    finally:
+        output.args, output.meta["desc"] = (results,), descriptions
+    (ends,) = backward.graph.find_nodes(op="output")
+    gradients = len(results) - num_fwd_outputs
+    ends.args = (ends.args[0][:gradients],)
+    ends.meta["desc"] = ends.meta["desc"][:gradients]
     return forward, backward
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from rematc import compat, compat_inductor
+from rematc import compat
 from rematc.capture import Capture, capture
 from rematc.costs import price, rates_of
 from rematc.errors import CaptureError, OptionError, RematcError
@@ -84,11 +84,11 @@ class Backend:
             state = optimizer_bytes(self.options.optimizer, inputs)
             if self.options.inner == "eager":
                 return compat.aot_eager(gm, inputs, partition_fn=self._partition(state), compiler=op_by_op)
+            from rematc.inductor import compile_as_planned
             from rematc.partitioner import Partitioner
 
-            return compat_inductor.inductor(
-                gm, inputs, partitioner=Partitioner(self.options, self._record, state, planned=True)
-            )
+            partitioner = Partitioner(self.options, self._record, state, planned=True)
+            return compile_as_planned(gm, inputs, partitioner)
         except Exception as e:
             ours = _our_error(e)
             if ours is None:
@@ -137,7 +137,7 @@ def partition(
 ) -> Partitioned:
     """Joint graph -> problem -> plan -> forward and backward.
 
-    ``planned``: Inductor will compile them as planned, see `rematc.compat_inductor.as_planned`.
+    ``planned``: Inductor will compile them as planned, see `rematc.inductor.compile_as_planned`.
     """
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes)
     if options.inner == "inductor":

@@ -203,6 +203,11 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def is_symbolic(value: object) -> bool:
+    """Is this a size that only the run knows (SymInt, SymFloat, SymBool)?"""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
 def module_path(node: fx.Node) -> str:
     """Path of the module that the op comes from, as in "model.layers.3.mlp"; "" where unknown.
 

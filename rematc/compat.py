@@ -1,19 +1,19 @@
 """Every private torch name that rematc uses, and the torch versions it was checked on.
 
-Nothing else in rematc or rematc.passes, but `rematc.compat_inductor` for Inductor, reaches below torch's
-public surface. A name that moves in
-a new torch is mended here.
+Nothing else in rematc or rematc.passes reaches below torch's public surface. A name that moves in
+a new torch is mended here. Nothing of Inductor is loaded before it is asked for.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch import fx
@@ -21,6 +21,7 @@ from torch import fx
 from rematc.errors import RematcError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 OLDEST = (2, 11)
 NEWEST = (2, 15)
@@ -75,36 +76,135 @@ def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: A
     return backend(gm, inputs)
 
 
+def inductor(gm: fx.GraphModule, inputs: Any, *, partitioner: Any, compiler: Any) -> Callable[..., Any]:
+    """Inductor with ``partitioner`` as its custom partitioner, and ``compiler`` in place of `compile_graph`.
+
+    AOTAutograd's own cache is passed over: on a hit no partitioner runs, and no plan would be shown.
+    """
+    import torch._functorch.config as functorch_config
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = {"custom_partitioner_fn": partitioner}
+    with functorch_config.patch(enable_autograd_cache=False):
+        compiled: Any = compile_fx(gm, inputs, inner_compile=compiler, config_patches=patches)
+    return compiled  # type: ignore[no-any-return]
+
+
+def partitioner_base() -> type:
+    """The class that Inductor wants a custom partitioner to derive from."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    return CustomPartitionerFn
+
+
+def compile_graph(module: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+    """What Inductor compiles one graph with."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(module, inputs, **settings)
+
+
+def write_out(node: fx.Node) -> None:
+    """Have Inductor write the value of an FX node, not compute it anew in each kernel that reads it."""
+    node.meta["inductor_realize_to_strides"] = True
+
+
+@contextmanager
+def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> Iterator[None]:
+    """Have Inductor run kernels in order of their places, and fuse where the second numbers are equal.
+
+    ``place`` gets the FX nodes that a kernel computes something of. Nothing is moved, nor is a buffer kept
+    for a later one of its size. ``name`` tells the orders of equal code apart, for Inductor's cache.
+    """
+    from torch._inductor import config, custom_graph_pass
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.virtualized import V
+
+    def place_of(kernel: Any) -> tuple[int, int]:
+        return place([o for n in kernel.get_nodes() if n.node is not None for o in n.node.origins])
+
+    class Choices(InductorChoices):
+        @staticmethod
+        def can_fuse(scheduler: Any, a: Any, b: Any, score: Any) -> bool:
+            return place_of(a)[1] == place_of(b)[1] and InductorChoices.can_fuse(scheduler, a, b, score)
+
+    class InOrder(custom_graph_pass.CustomSchedulerPass):
+        def __call__(self, kernels: list[Any]) -> list[Any]:
+            ordered = sorted(kernels, key=place_of)
+            return list(kernels[0].scheduler.topological_sort_schedule(ordered)) if kernels else kernels
+
+        def uuid(self) -> str:
+            return f"rematc-{name}"
+
+        def __reduce__(self) -> tuple[Any, ...]:  # Inductor pickles its settings to name what it caches
+            return (str, (self.uuid(),))
+
+    patches = {"_post_fusion_custom_pass": InOrder(), "reorder_for_peak_memory": False}
+    with config.patch({**patches, "allow_buffer_reuse": False}), V.set_choices_handler(Choices()):
+        yield
+
+
+def lowered(
+    module: fx.GraphModule, inputs: Any, donated: Any, read: Callable[[Any], T], **settings: Any
+) -> T:
+    """What ``read`` makes of Inductor's lowering of a copy of ``module``; nothing is compiled or run.
+
+    ``inputs`` are fake tensors; Inductor may write into the memory of those at the positions ``donated``.
+    """
+    from torch._inductor import config, graph
+
+    found: list[T] = []
+
+    class Stop(BaseException):
+        pass
+
+    def stop(lowering: Any) -> None:  # between the code and its compiler
+        found.append(read(lowering))
+        raise Stop
+
+    twin = copy.deepcopy(module)
+    (output,) = twin.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = []
+    known = mock.patch.object(graph, "get_donated_idxs", return_value=list(donated))
+    stopped = mock.patch.object(graph.GraphLowering, "compile_to_module", stop)
+    with suppress(Stop), config.patch(fx_graph_cache=False), known, stopped:
+        compile_graph(twin, list(inputs), static_input_idxs=[], **settings)
+    return found[0]
+
+
+def code(lowering: Any) -> str:
+    """The Python code that Inductor writes, for `lowered`."""
+    return str(lowering.codegen()[0].value)
+
+
+def kernels(lowering: Any) -> tuple[tuple[str, ...], ...]:
+    """For each kernel, in order, the names of the FX nodes that it computes; for `lowered`.
+
+    A call of a ready-made kernel carries the origins of what it reads as well: there only its own counts.
+    """
+    lowering.init_wrapper_code()
+    lowering._update_scheduler()
+
+    def computed(part: Any) -> Any:
+        ready_made = type(part).__name__ != "ComputedBuffer" and part.origin_node is not None
+        return [part.origin_node] if ready_made else part.origins
+
+    parts = ([n.node for n in k.get_nodes() if n.node is not None] for k in lowering.scheduler.nodes)
+    return tuple(tuple(dict.fromkeys(o.name for p in kernel for o in computed(p))) for kernel in parts)
+
+
 def extract_modules(
     joint: fx.GraphModule, saved: list[fx.Node], saved_syms: list[fx.Node], num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward modules in AOTAutograd's calling convention, ``saved`` between them.
 
-    Torch drops a saved value that no backward op reads when every op runs once. A plan may read it
-    all the same, so for the time of the call each is a result of the backward pass as well.
+    A saved value that no backward op reads is dropped.
     """
     from torch._functorch.partitioners import _extract_fwd_bwd_modules
     from torch.utils._ordered_set import OrderedSet
 
-    (output,) = joint.graph.find_nodes(op="output")
-    results, descriptions = output.args[0], output.meta["desc"]
-    output.args = ((*results, *saved),)
-    output.meta["desc"] = [*descriptions, *(None for _ in saved)]
-    try:
-        forward, backward = _extract_fwd_bwd_modules(
-            joint,
-            list(saved),
-            saved_sym_nodes=saved_syms,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_nodes=OrderedSet(),
-        )
-    finally:
-        output.args, output.meta["desc"] = (results,), descriptions
-    (ends,) = backward.graph.find_nodes(op="output")
-    gradients = len(results) - num_fwd_outputs
-    ends.args = (ends.args[0][:gradients],)
-    ends.meta["desc"] = ends.meta["desc"][:gradients]
-    return forward, backward
+    syms: Any = {"saved_sym_nodes": saved_syms, "static_lifetime_input_nodes": OrderedSet()}
+    return _extract_fwd_bwd_modules(joint, list(saved), num_fwd_outputs=num_fwd_outputs, **syms)
 
 
 def common_subexpressions(graph: fx.Graph) -> fx.Graph:
@@ -119,11 +219,6 @@ def is_tangent(node: fx.Node) -> bool:
     from torch._functorch.partitioners import _is_tangent
 
     return bool(_is_tangent(node))
-
-
-def is_symbolic(value: object) -> bool:
-    """Is this a size that only the run knows (SymInt, SymFloat, SymBool)?"""
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def hint(size: int | torch.SymInt) -> int:
@@ -147,11 +242,6 @@ def is_higher_order(target: object) -> bool:
 def is_overload(target: object) -> bool:
     """Is the target one overload of a registered torch op?"""
     return isinstance(target, torch._ops.OpOverload)
-
-
-def overload_packet(target: Any) -> Any:
-    """The op that an overload belongs to, the key of torch's FLOP formulas."""
-    return target.overloadpacket
 
 
 @contextmanager
@@ -209,36 +299,6 @@ def profiler_is_active() -> bool:
     return bool(torch.autograd._profiler_enabled())
 
 
-def trace_joint(
-    gm: fx.GraphModule, inputs: Any, *, inductor_ops: bool, partition_fn: Any, no_backward: Any
-) -> None:
-    """Run AOTAutograd up to the joint graph and hand that to ``partition_fn``, which must raise.
-
-    ``inductor_ops``: the joint graph as Inductor sees it, decomposed, else in ATen's own ops. A graph in
-    which nothing requires a gradient has no joint graph: then ``no_backward`` is called, and must raise.
-    """
-    if not inductor_ops:
-        aot_eager(gm, inputs, partition_fn=partition_fn, compiler=no_backward)
-        return
-    import torch._functorch.config as functorch_config
-    from torch._inductor.compile_fx import compile_fx
-
-    from rematc.compat_inductor import partitioner_base
-
-    base: Any = partitioner_base()
-
-    class Partitioner(base):  # type: ignore[misc]
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return partition_fn(*args, **kwargs)
-
-        def uuid(self) -> str:
-            return "rematc-trace"
-
-    patches = {"custom_partitioner_fn": Partitioner()}
-    with functorch_config.patch(enable_autograd_cache=False):
-        compile_fx(gm, inputs, inner_compile=no_backward, config_patches=patches)
-
-
 @contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
     """Keep torch from logging a traceback for an op that fails in the trace: the error says it too."""
@@ -249,23 +309,6 @@ def quiet_fake_tensors() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def user_exception(error: BaseException) -> str | None:
-    """What the traced code raised itself, as in "ValueError('bad')"; None for anything else.
-
-    Dynamo reports it as a graph break of a kind of its own, the exception in the words of its message.
-    """
-    text = str(error)
-    if m := re.search(r"Developer debug context: raised exception (.+)", text):
-        return m[1]
-    m = re.search(r"with fake tensors: .*?: got (\w+\(.*\))$", text, re.MULTILINE)
-    return m[1] if m else None
-
-
-def traced_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where the trace stood in the user's code, outermost first; empty for what Dynamo did not raise."""
-    return list(getattr(error, "real_stack", None) or ())
 
 
 def inner_exception(error: BaseException) -> BaseException | None:

@@ -11,7 +11,7 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import validate
-from rematc.solve import solve
+from rematc.solve import refusal, solve
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +19,8 @@ ROUNDS = 4
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
 WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
 LEAST_S = 1.0
+
+NOTE = "the bound is for what the compiler fuses here, and for the difference of its code to the graph"
 
 PeakOfCode = Callable[[Plan], int]  # what a plan's code needs, resident included
 
@@ -36,10 +38,11 @@ def fit(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode) -> Fi
 
     The solver counts what the graph says, the code needs more (an order that the compiler changed) or less
     (what is done in place). The difference at one plan is taken for that of the next, lowered in turn.
-    Raises `BudgetError`, with the smallest budget that is accepted, where no code fits.
+    The bound is the lowest of all rounds: it holds for each difference that was met. Raises `BudgetError`,
+    with the smallest budget that is accepted, where no code fits.
     """
     best: Fitted | None = None
-    learned, solve_s = problem, 0.0
+    learned, solve_s, bound_ns = problem, 0.0, None
     for _ in range(ROUNDS):
         left_s = max(LEAST_S, options.time_limit_s - solve_s)
         try:
@@ -47,16 +50,25 @@ def fit(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode) -> Fi
         except BudgetError:
             break
         solve_s += plan.solve_s
+        bound_ns = plan.bound_ns if bound_ns is None else min(bound_ns, plan.bound_ns)
         if best is not None and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
             break
-        plan = replace(plan, solve_s=round(solve_s, 3))
         found = _lowered(learned, plan, peak_of_code)
-        if _fits(found) and (best is None or found.plan.cost_ns < best.plan.cost_ns):
+        if _fits(found):
             best = found
         if (_fits(found) and _is_full(found)) or found.problem == learned:
             break
         learned = found.problem
-    return best or _smallest(problem, options, peak_of_code)
+    if best is None:
+        return _smallest(problem, options, peak_of_code)
+    assert bound_ns is not None
+    return Fitted(best.problem, _bounded(best.plan, bound_ns, round(solve_s, 3), options.gap))
+
+
+def _bounded(plan: Plan, bound_ns: int, solve_s: float, gap: float) -> Plan:
+    bounded = replace(plan, bound_ns=min(bound_ns, plan.bound_ns), solve_s=solve_s, notes=(*plan.notes, NOTE))
+    proven = bounded.status != "optimal" or bounded.gap <= gap
+    return bounded if proven else replace(bounded, status="feasible")
 
 
 def _lowered(problem: Problem, plan: Plan, peak_of_code: PeakOfCode) -> Fitted:
@@ -85,23 +97,15 @@ def _is_full(found: Fitted) -> bool:
 
 def _smallest(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode) -> Fitted:
     """The plan of the lowest peak that the graph has, if its code fits; else `BudgetError`."""
-    assert problem.budget_bytes is not None
+    plan = replace(_lowest(problem, options), budget_bytes=problem.budget_bytes)
+    found = _lowered(problem, plan, peak_of_code)
+    if not _fits(found):
+        raise refusal(found.problem, found.plan, bound_bytes=0)
+    return Fitted(found.problem, replace(found.plan, notes=(*plan.notes, NOTE)))
+
+
+def _lowest(problem: Problem, options: SolveOptions) -> Plan:
     try:
-        solve(problem.with_budget(1), options)
+        return solve(problem.with_budget(1), options)
     except BudgetError as e:
-        refusal = e
-    lowest = problem.with_budget(refusal.minimum_bytes)
-    found = _lowered(lowest, solve(lowest, options), peak_of_code)
-    found = Fitted(
-        found.problem.with_budget(problem.budget_bytes),
-        replace(found.plan, budget_bytes=problem.budget_bytes),
-    )
-    if _fits(found):
-        return found
-    raise BudgetError(
-        problem.budget_bytes,
-        found.plan.peak_bytes,
-        step=refusal.step,
-        largest=refusal.largest,
-        resident_bytes=problem.resident_bytes,
-    )
+        return solve(problem.with_budget(e.minimum_bytes), options)

@@ -77,29 +77,29 @@ class _Side:
     def written(self) -> frozenset[int]:
         """The ops whose results stand in memory: those that a kernel reads and does not compute itself."""
         graph = self.captured.graph
-        returned = graph.outputs if self.phase == "forward" else graph.gradients
-        found = {i for i in self.steps if graph.ops[i].needed or self._is_unknown(i)}
-        found |= {self.producer[v] for v in (*returned, *self.saved) if v in self.producer}
-        for reader in self.steps:
-            for k in self.homes.get(reader, (-1,)):
-                for i in map(self.producer.get, graph.ops[reader].inputs):
-                    if i is not None and k not in self.homes.get(i, ()):
-                        found.add(i)
-        return frozenset(found - self._taken_views(found))
-
-    def _is_unknown(self, op: int) -> bool:
-        return op not in self.homes and op not in self.captured.graph.views
-
-    def _taken_views(self, found: set[int]) -> set[int]:
-        """Views need no op of their own: who reads one takes it of what it views. That is written, then."""
-        graph = self.captured.graph
-        returned = {*(graph.outputs if self.phase == "forward" else graph.gradients), *self.saved}
-        views: set[int] = set()
+        ops, views = graph.ops, graph.views
+        returned = {self.producer[v] for v in self._results if v in self.producer}
+        found = returned | {
+            i for i in self.steps if ops[i].needed or (i not in self.homes and i not in views)
+        }
+        found |= {i for reader in self.steps for i in self._read_from_memory(reader)}
         for i in reversed(self.steps):
-            if i in found and i in graph.views and not returned.intersection(graph.ops[i].outputs):
-                views.add(i)
-                found |= {self.producer[v] for v in graph.ops[i].inputs if v in self.producer}
-        return views
+            # Who reads a view takes it itself, of what is viewed: that is written, then.
+            if i in found and i in views and i not in returned:
+                found.remove(i)
+                found |= {self.producer[v] for v in ops[i].inputs if v in self.producer}
+        return frozenset(found)
+
+    @property
+    def _results(self) -> tuple[int, ...]:
+        graph = self.captured.graph
+        return (*graph.outputs, *self.saved) if self.phase == "forward" else graph.gradients
+
+    def _read_from_memory(self, reader: int) -> set[int]:
+        """The ops whose results a kernel of ``reader`` reads and does not compute itself."""
+        read = {self.producer[v] for v in self.captured.graph.ops[reader].inputs if v in self.producer}
+        kernels = self.homes.get(reader, (-1,))
+        return {i for i in read if any(k not in self.homes.get(i, ()) for k in kernels)}
 
     def cone(self, op: int) -> tuple[list[int], tuple[int, ...]]:
         """The ops that compute ``op`` from written values, in order of steps, and the values they read."""

@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from rematc import compat, compat_inductor
+from rematc import compat
 from rematc.baselines import min_cut
 from rematc.capture import Capture
 from rematc.costs import Call, Rates, kernel_ns, workspaces
 from rematc.fuse import fuse
 from rematc.passes import split
+from rematc.passes.replay import STEP
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.rehearse import Rehearsal
 
 T = TypeVar("T")
+NOWHERE = (-1, -1)
 Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+def compile_as_planned(gm: fx.GraphModule, inputs: Any, partitioner: Any) -> Any:
+    """Compile with Inductor, what ``partitioner`` makes in the order and the kernels of its plan."""
+
+    def compiler(module: fx.GraphModule, *args: Any, **settings: Any) -> Any:
+        planned = any(STEP in n.meta for n in module.graph.nodes)  # what has no backward pass is not
+        with _as_planned(module) if planned else nullcontext():
+            return compat.compile_graph(module, *args, **settings)
+
+    return compat.inductor(gm, inputs, partitioner=partitioner, compiler=compiler)
+
+
+def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
+    """Inductor keeps to the steps and kernels that are written at the nodes of ``module`` (`STEP`).
+
+    What is in different kernels there is not fused: that would keep alive what the plan lets go of.
+    """
+    places = repr([n.meta.get(STEP) for n in module.graph.nodes])
+    return compat.scheduling(_place, hashlib.sha256(places.encode()).hexdigest())
+
+
+def _place(nodes: list[fx.Node]) -> tuple[int, int]:
+    """The last step of the plan among ``nodes``, and its kernel."""
+    return max(map(_place_of, nodes), default=NOWHERE)
+
+
+def _place_of(node: fx.Node) -> tuple[int, int]:
+    """The place of an FX node; one that Inductor put in for others waits for all that it reads."""
+    if STEP not in node.meta:
+        node.meta[STEP] = _place(node.all_input_nodes)
+    place: tuple[int, int] = node.meta[STEP]
+    return place
 
 
 def in_kernels(
@@ -28,13 +65,12 @@ def in_kernels(
 ) -> tuple[Capture, Problem]:
     """The same step with what Inductor writes as its values, read off one split that is lowered."""
     plan = min_cut(problem.with_budget(None))
-    forward, backward = split(joint, captured, plan, num_fwd_outputs)
-    fused = fuse(
-        captured,
-        plan,
-        compat_inductor.kernels_of(forward, _inputs(forward), backward=False),
-        compat_inductor.kernels_of(backward, _inputs(backward), backward=True),
+    modules = split(joint, captured, plan, num_fwd_outputs)
+    forward, backward = (
+        compat.lowered(module, _inputs(module), (), compat.kernels, is_backward=is_backward)
+        for module, is_backward in zip(modules, (False, True), strict=True)
     )
+    fused = fuse(captured, plan, forward, backward)
     costs = tuple(_cost(fused, i, rates) for i in range(len(fused.graph.ops)))
     return fused, replace(problem, graph=fused.graph, costs=costs)
 
@@ -49,7 +85,7 @@ def _cost(fused: Capture, op: int, rates: Rates) -> OpCost:
 class PeakOfCode:
     """What Inductor's code for a plan needs, in bytes, resident included: ``PeakOfCode(...)(plan)``.
 
-    ``planned``: it is compiled as planned (see `compat_inductor.as_planned`). What forward returns to the
+    ``planned``: it is compiled by `compile_as_planned`. What forward returns to the
     caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known``
     has the workspace of each call of a ready-made kernel that was measured so far.
     """
@@ -68,23 +104,22 @@ class PeakOfCode:
         inputs = _inputs(forward)
         with compat.fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.allocation_bytes)
-            code = compat_inductor.code_of(forward, inputs, backward=False, planned=self.planned)
+            code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
             tangents = _inputs(backward)[len(saved) :]
             rehearsal.hold([t for t in tangents if compat.holds_tangents() or t.dim() == 0])
-            code = compat_inductor.code_of(
-                backward,
-                [*saved, *tangents],
-                backward=True,
-                planned=self.planned,
-                donated=_donated((forward, backward), self.num_fwd_outputs),
-            )
+            donated = _donated((forward, backward), self.num_fwd_outputs)
+            code = self._code(backward, [*saved, *tangents], donated, is_backward=True)
             rehearsal.release(saved)
             rehearsal.play(code, [*saved, *tangents])
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         needed = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), end_bytes)
         return self.problem.resident_bytes + needed
+
+    def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
+        with _as_planned(module) if self.planned else nullcontext():
+            return compat.lowered(module, inputs, donated, compat.code, **settings)
 
     def _while_called(self, calls: list[tuple[int, Call]]) -> int:
         """The most that is alive in a call of a ready-made kernel, its workspace included."""

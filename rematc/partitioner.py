@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import fx
 
-from rematc import compat_inductor
+from rematc import compat
 from rematc.backend import Partitioned, partition
 from rematc.options import Budget, Options, SolveOptions
 from rematc.plan import Plan
 
-_Base: Any = compat_inductor.partitioner_base()
+_Base: Any = compat.partitioner_base()
 
 
 class Partitioner(_Base):

@@ -146,9 +146,29 @@ class _Tracer(Generic[T]):
                 self.error = e
             raise _Stop
 
-        decomposed = self.options.inner == "inductor"
-        compat.trace_joint(gm, inputs, inductor_ops=decomposed, partition_fn=partition_fn, no_backward=_stop)
+        trace_joint(gm, inputs, inductor_ops=self.options.inner == "inductor", partition_fn=partition_fn)
         raise _Stop
+
+
+def trace_joint(gm: fx.GraphModule, inputs: Any, *, inductor_ops: bool, partition_fn: Any) -> None:
+    """Run AOTAutograd up to the joint graph and hand that to ``partition_fn``, which must raise.
+
+    ``inductor_ops``: the joint graph as Inductor sees it, decomposed, else in ATen's own ops. A graph in
+    which nothing requires a gradient has no joint graph: the trace ends, and nobody is called.
+    """
+    if not inductor_ops:
+        compat.aot_eager(gm, inputs, partition_fn=partition_fn, compiler=_stop)
+        return
+    base: Any = compat.partitioner_base()
+
+    class Partitioner(base):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return partition_fn(*args, **kwargs)
+
+        def uuid(self) -> str:
+            return "rematc-trace"
+
+    compat.inductor(gm, inputs, partitioner=Partitioner(), compiler=_stop)
 
 
 def _stop(*_: Any, **__: Any) -> Any:
@@ -169,9 +189,9 @@ def _with_loss(loss_fn: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def _refusal(error: Exception) -> CaptureError:
     """The same in one message: what happened, where in the user's code, and the way out."""
-    frames = [f for f in compat.traced_frames(error) if not f.filename.startswith(OWN)]
+    frames = [f for f in _traced_frames(error) if not f.filename.startswith(OWN)]
     at, text = place(frames), str(error)
-    if raised := compat.user_exception(error):
+    if raised := _user_exception(error):
         return CaptureError(f"the model or its loss raises {raised}{at}\n  {BY_HAND}")
     if "Argument mismatch" in text:
         function = re.search(r"trace function `?([\w.<>]+)", text)
@@ -182,7 +202,7 @@ def _refusal(error: Exception) -> CaptureError:
         )
     if (inner := compat.inner_exception(error)) is not None:
         return CaptureError(f"torch can't derive the backward pass: {_named(inner)}{at}\n  {BY_HAND}")
-    if not compat.traced_frames(error):
+    if not _traced_frames(error):
         at = place(frames_outside_of_torch(error))
         return CaptureError(f"calling the model with its inputs raises {_named(error)}{at}\n  {BY_HAND}")
     said = f"{text.splitlines()[0].strip()}. {_field(text, 'Explanation')}"
@@ -213,6 +233,23 @@ def _nothing_to_differentiate(model: Any) -> str:
     if trained:
         return f"{head}{trained} parameters require grad, and no result depends on them: {look}"
     return f"{head}The model has no parameters, and no input that requires grad reaches a result: {look}"
+
+
+def _user_exception(error: BaseException) -> str | None:
+    """What the traced code raised itself, as in "ValueError('bad')"; None for anything else.
+
+    Dynamo reports it as a graph break of a kind of its own, the exception in the words of its message.
+    """
+    text = str(error)
+    if m := re.search(r"Developer debug context: raised exception (.+)", text):
+        return m[1]
+    m = re.search(r"with fake tensors: .*?: got (\w+\(.*\))$", text, re.MULTILINE)
+    return m[1] if m else None
+
+
+def _traced_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where the trace stood in the user's code, outermost first; empty for what Dynamo did not raise."""
+    return list(getattr(error, "real_stack", None) or ())
 
 
 def _hint(text: str) -> str:

@@ -14,6 +14,7 @@ from rematc import compat
 from rematc.capture import Capture, capture
 from rematc.graph import Graph, Op
 from rematc.passes import canonicalize
+from rematc.trace import trace_joint
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -22,7 +23,7 @@ class _StopError(Exception):
     pass
 
 
-def joint_of(fn: Callable[..., Any], *args: Any) -> tuple[fx.GraphModule, int]:
+def joint_of(fn: Callable[..., Any], *args: Any, inductor_ops: bool = False) -> tuple[fx.GraphModule, int]:
     """The joint graph of ``fn(*args)``, and how many of its outputs are forward's."""
     torch._dynamo.reset()
     found: list[tuple[fx.GraphModule, int]] = []
@@ -32,6 +33,8 @@ def joint_of(fn: Callable[..., Any], *args: Any) -> tuple[fx.GraphModule, int]:
         raise _StopError
 
     def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+        if inductor_ops:
+            return trace_joint(gm, inputs, inductor_ops=True, partition_fn=keep)
         return compat.aot_eager(gm, inputs, partition_fn=keep, compiler=lambda g, _: g)
 
     with pytest.raises(Exception, match="_StopError"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +11,13 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from rematc import compat
 from rematc.backend import Partitioned, partition, pose
 from rematc.capture import Capture
 from rematc.errors import BudgetError, ProblemError
 from rematc.options import Options
 from rematc.problem import Problem
 from rematc.solve import solve
-from tests.test_capture import _StopError
+from tests import test_capture
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -28,20 +28,7 @@ def leaf(*size: int) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(SEED)).requires_grad_()
 
 
-def joint_of(fn: Callable[..., Any], *args: Tensor) -> tuple[fx.GraphModule, int]:
-    """The joint graph as Inductor sees it, decomposed."""
-    found: list[tuple[fx.GraphModule, int]] = []
-
-    def keep(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
-        found.append((joint, num_fwd_outputs))
-        raise _StopError
-
-    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
-        return compat.trace_joint(gm, inputs, inductor_ops=True, partition_fn=keep, no_backward=keep)
-
-    with pytest.raises(Exception, match="_StopError"):
-        torch.compile(fn, backend=backend)(*args)
-    return found[0]
+joint_of = partial(test_capture.joint_of, inductor_ops=True)
 
 
 def posed(fn: Callable[..., Any], *args: Tensor, inner: Any = "inductor") -> tuple[Capture, Problem]:

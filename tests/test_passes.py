@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 import rematc
 from rematc.backend import Partitioned, partition
 from rematc.capture import SNAPSHOT, capture
-from rematc.compat_inductor import STEP
 from rematc.options import Options
 from rematc.passes import canonicalize, split
+from rematc.passes.replay import STEP
 from rematc.plan import Plan
 from rematc.simulate import simulate
 from tests.test_capture import joint_of

@@ -70,7 +70,7 @@ def flops(node: fx.Node) -> int:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     if "_scaled_dot_product" in str(node.target) and "backward" not in str(node.target):
         return int(sdpa_flop_count(*(_shape(t) for t in args[:3])))
-    formula = flop_registry.get(compat.overload_packet(node.target))
+    formula = flop_registry.get(node.target.overloadpacket)  # type: ignore[union-attr]
     if formula is None:
         return 0
     return int(formula(*args, **kwargs, out_val=node.meta.get("val")))

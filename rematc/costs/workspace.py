@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from rematc import compat
-from rematc.capture import PURE_NAMESPACES
+from rematc.capture import PURE_NAMESPACES, is_symbolic
 from rematc.costs.call import Call
 from rematc.measure import measure_each
 
@@ -55,7 +55,7 @@ def _run(call: Call) -> Callable[[], object]:
 
 def made_up(val: Any) -> Any:
     """A real tensor like the fake one ``val``: ones, or zeros where the numbers may be indices."""
-    if compat.is_symbolic(val):
+    if is_symbolic(val):
         return compat.hint(val)
     if not isinstance(val, torch.Tensor):
         return val

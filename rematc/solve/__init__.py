@@ -1,5 +1,5 @@
 """Problem -> Plan, by OR-Tools."""
 
-from rematc.solve.solver import solve
+from rematc.solve.solver import refusal, solve
 
-__all__ = ["solve"]
+__all__ = ["refusal", "solve"]

@@ -82,7 +82,7 @@ def _solve_exactly(problem: Problem, options: SolveOptions) -> Plan:
     found = _exact(problem, options)
     if found.best is None:
         floor = _exact_floor(problem, options)
-        raise _refusal(problem, floor, floor.peak_bytes)
+        raise refusal(problem, floor, floor.peak_bytes)
     return _judge(found.best.plan, found.bound_ns, 0.0 if found.finished else options.gap)
 
 
@@ -146,7 +146,7 @@ def _tightest(problem: Problem, merged: Merged) -> Written:
     start = expand(problem, merged, keep_all(merged.core))
     written, bound_bytes = lowest(problem, merged, start, Deadline.after(LOWEST_S))
     if written.plan.peak_bytes > problem.budget_bytes:
-        raise _refusal(problem, written.plan, bound_bytes)
+        raise refusal(problem, written.plan, bound_bytes)
     return written
 
 
@@ -162,7 +162,7 @@ def _fallen_back(plan: Plan) -> Plan:
     return replace(plan, status="greedy", notes=(note,))
 
 
-def _refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
+def refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
     """What to say when nothing fits: ``floor`` is the plan with the lowest peak that was found."""
     profile: Profile = simulate(problem, floor)
     assert problem.budget_bytes is not None
