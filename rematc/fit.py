@@ -66,9 +66,14 @@ def fit(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode) -> Fi
 
 
 def _bounded(plan: Plan, bound_ns: int, solve_s: float, gap: float) -> Plan:
-    bounded = replace(plan, bound_ns=min(bound_ns, plan.bound_ns), solve_s=solve_s, notes=(*plan.notes, NOTE))
+    bounded = _noted(replace(plan, bound_ns=min(bound_ns, plan.bound_ns), solve_s=solve_s))
     proven = bounded.status != "optimal" or bounded.gap <= gap
     return bounded if proven else replace(bounded, status="feasible")
+
+
+def _noted(plan: Plan) -> Plan:
+    """Who recomputes nothing needs no bound explained."""
+    return replace(plan, notes=(*plan.notes, NOTE)) if plan.cost_ns else plan
 
 
 def _lowered(problem: Problem, plan: Plan, peak_of_code: PeakOfCode) -> Fitted:
@@ -101,7 +106,7 @@ def _smallest(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode)
     found = _lowered(problem, plan, peak_of_code)
     if not _fits(found):
         raise refusal(found.problem, found.plan, bound_bytes=0)
-    return Fitted(found.problem, replace(found.plan, notes=(*plan.notes, NOTE)))
+    return Fitted(found.problem, _noted(found.plan))
 
 
 def _lowest(problem: Problem, options: SolveOptions) -> Plan:

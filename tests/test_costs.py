@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import rematc
 from rematc.costs import Rates, price, rates, rates_of
-from rematc.costs.roofline import flops, is_free, runtime_ns
+from rematc.costs.roofline import flops, is_free, kernel_ns, runtime_ns
 from rematc.measure import measure
 from tests.test_capture import read
 
@@ -38,6 +38,31 @@ def op(nodes: tuple[fx.Node, ...], name: str) -> fx.Node:
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(*shape, dtype=dtype, requires_grad=True)
+
+
+# Kernels
+
+
+def test_a_kernel_moves_what_it_reads_and_writes_and_nothing_in_between() -> None:
+    chain = ops_of(lambda x: (x + 1).relu() * 2, leaf(1000, 1000))[:3]
+    first, last = chain[0].all_input_nodes[0], chain[-1]
+    moved_ns = 2 * 4_000_000 / RATES.stream * 1e9
+    assert kernel_ns(chain, [first, last], RATES) == pytest.approx(RATES.overhead_ns + moved_ns, rel=1e-3)
+    assert kernel_ns(chain, [first, last], RATES) < sum(runtime_ns(n, RATES) for n in chain)
+
+
+def test_slow_functions_take_their_time_in_a_kernel_too() -> None:
+    node = op(ops_of(lambda x: (x + 1).tanh(), leaf(1000, 1000)), "tanh")
+    nothing_moved = kernel_ns([node], [], RATES)
+    assert nothing_moved == runtime_ns(node, RATES)
+
+
+def test_a_product_is_a_kernel_of_its_own_and_views_are_none() -> None:
+    nodes = ops_of(lambda x: x @ x.t(), leaf(64, 64))
+    product = op(nodes, "mm")
+    views = [n for n in nodes if is_free(n)]
+    assert kernel_ns([*views, product], [], RATES) == runtime_ns(product, RATES)
+    assert kernel_ns(views, [], RATES) == 0
 
 
 # Rates of the device

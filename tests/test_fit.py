@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rematc.baselines import save_all
 from rematc.errors import BudgetError
-from rematc.fit import fit
+from rematc.fit import NOTE, fit
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -88,3 +90,30 @@ def test_a_budget_that_only_the_graph_fits_is_refused() -> None:
     with pytest.raises(BudgetError) as refused:
         fit(problem, OPTIONS, Code(problem, 1.0, 3))
     assert refused.value.minimum_bytes == least.value.minimum_bytes + 3
+
+
+def test_the_bound_is_the_lowest_that_was_met() -> None:
+    """With the room that the code leaves, less is recomputed: then less is proven, and no more claimed."""
+    free = solve(chain(10**9), OPTIONS)
+    problem = chain(free.peak_bytes - 2)
+    first, code = solve(problem, OPTIONS), Code(problem, 1.0, -1)
+    found = fit(problem, OPTIONS, code)
+    assert code.lowered > 1
+    assert found.plan.bound_ns <= solve(problem.with_budget(free.peak_bytes - 1), OPTIONS).bound_ns
+    assert found.plan.bound_ns <= first.bound_ns
+    assert NOTE in found.plan.notes
+    validate(found.problem, found.plan)
+
+
+def test_what_the_lowest_bound_leaves_open_is_not_optimal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second round proves less than the first, and finds nothing worth lowering."""
+    problem = chain(solve(chain(10**9), OPTIONS).peak_bytes - 2)
+    plan = solve(problem, OPTIONS)
+    bounds = iter([plan.bound_ns, 0])
+
+    def solver(asked: Problem, _: SolveOptions) -> Plan:
+        return replace(plan, peak_bytes=simulate(asked, plan).peak_bytes, digest="", bound_ns=next(bounds))
+
+    monkeypatch.setattr("rematc.fit.solve", solver)
+    found = fit(problem, OPTIONS, Code(problem, 0.5, 0)).plan
+    assert (found.bound_ns, found.status) == (0, "feasible")

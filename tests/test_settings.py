@@ -13,6 +13,7 @@ from torch import Tensor
 
 import rematc
 from rematc import compat
+from rematc.measure import measure
 from tests.small import (
     Block,
     base_resident,
@@ -164,6 +165,21 @@ def test_as_a_partitioner_of_inductor() -> None:
     torch.testing.assert_close(gradients(model, run), expected)
     assert len(ours.plans) == 1
     assert ours.plans[0].peak_bytes <= 2_000_000
+
+
+@functorch_config.patch(enable_autograd_cache=False)
+def test_what_a_partitioner_predicts_is_what_inductor_s_own_code_needs() -> None:
+    model, ours, x = net(), rematc.partitioner(None), batch()
+    options = {"custom_partitioner_fn": ours}
+    run = torch.compile(lambda x: model(x).square().mean(), backend="inductor", options=options)
+
+    def step() -> None:
+        run(x).backward()
+        model.zero_grad()
+
+    step()
+    measured = measure(step, warmup=1).peak_bytes + base_resident()
+    assert measured <= ours.plans[0].peak_bytes <= 1.03 * measured
 
 
 def test_a_partitioner_can_be_pickled_and_its_plans_are_no_setting() -> None:

@@ -40,18 +40,18 @@ def step(case: Case, model: Callable[..., Any] | None = None) -> Tensor:
     return loss.detach()
 
 
-def _own_loss(output: Any) -> Tensor:
+def own_loss(output: Any) -> Tensor:
     loss: Tensor = output.loss
     return loss
 
 
-def _case(name: str, model: nn.Module, loss: Callable[[Any], Tensor], **inputs: Tensor) -> Case:
+def case_of(name: str, model: nn.Module, loss: Callable[[Any], Tensor], **inputs: Tensor) -> Case:
     return Case(name, model.train(), inputs, loss)
 
 
-def _text_case(name: str, model: nn.Module, batch: int, length: int) -> Case:
+def text_case(name: str, model: nn.Module, batch: int, length: int) -> Case:
     tokens = torch.randint(0, 100, (batch, length))
-    return _case(name, model, _own_loss, input_ids=tokens, labels=tokens)
+    return case_of(name, model, own_loss, input_ids=tokens, labels=tokens)
 
 
 def gpt2() -> Case:
@@ -63,7 +63,7 @@ def gpt2() -> Case:
     )  # fmt: skip
     model = hf.GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"  # else it logs that this is its default, which breaks the graph
-    return _text_case("gpt2", model, 4, 128)
+    return text_case("gpt2", model, 4, 128)
 
 
 def bert() -> Case:
@@ -75,8 +75,8 @@ def bert() -> Case:
     )  # fmt: skip
     tokens = torch.randint(0, 100, (4, 128))
     hidden = torch.rand(tokens.shape) < 0.15
-    return _case(
-        "bert", hf.BertForMaskedLM(config), _own_loss,
+    return case_of(
+        "bert", hf.BertForMaskedLM(config), own_loss,
         input_ids=tokens.masked_fill(hidden, 101),
         attention_mask=torch.ones_like(tokens),
         labels=tokens.masked_fill(~hidden, -100),
@@ -91,7 +91,7 @@ def vit() -> Case:
         image_size=32, patch_size=4, id2label=CLASSES, problem_type=KIND,
         hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
     )  # fmt: skip
-    return _image_case("vit", hf.ViTForImageClassification(config), 8)
+    return image_case("vit", hf.ViTForImageClassification(config), 8)
 
 
 def resnet50() -> Case:
@@ -101,12 +101,12 @@ def resnet50() -> Case:
         embedding_size=8, hidden_sizes=[16, 32, 48, 64], depths=[3, 4, 6, 3],
         layer_type="bottleneck", id2label=CLASSES, problem_type=KIND,
     )  # fmt: skip
-    return _image_case("resnet50", hf.ResNetForImageClassification(config), 16, size=64)
+    return image_case("resnet50", hf.ResNetForImageClassification(config), 16, size=64)
 
 
-def _image_case(name: str, model: nn.Module, batch: int, size: int = 32) -> Case:
+def image_case(name: str, model: nn.Module, batch: int, size: int = 32) -> Case:
     images, labels = torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
-    return _case(name, model, _own_loss, pixel_values=images, labels=labels)
+    return case_of(name, model, own_loss, pixel_values=images, labels=labels)
 
 
 def llama() -> Case:
@@ -116,13 +116,13 @@ def llama() -> Case:
         hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=176, vocab_size=128, max_position_embeddings=128, use_cache=False,
     )  # fmt: skip
-    return _text_case("llama", hf.LlamaForCausalLM(config), 4, 128)
+    return text_case("llama", hf.LlamaForCausalLM(config), 4, 128)
 
 
 def llama8() -> Case:
     """The Llama of the benchmarks: 8 layers, 4 x 256 tokens, 189.8 MB in eager."""
     model, inputs = models.llama8(SEED)
-    return _case("llama8", model, _own_loss, **inputs)
+    return case_of("llama8", model, own_loss, **inputs)
 
 
 class _Double(nn.Sequential):
@@ -166,7 +166,7 @@ def unet() -> Case:
     torch.manual_seed(SEED)
     model, image = UNet(), torch.randn(4, 3, 64, 64)
     label = (image.sum(1) > 0).long()
-    return _case("unet", model, lambda logits: F.cross_entropy(logits, label), image=image)
+    return case_of("unet", model, lambda logits: F.cross_entropy(logits, label), image=image)
 
 
 def mlp() -> Case:
@@ -175,7 +175,7 @@ def mlp() -> Case:
     layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(6)]
     model = nn.Sequential(*layers, nn.Linear(64, 10))
     x, label = torch.randn(512, 64), torch.randint(0, 10, (512,))
-    return _case("mlp", model, lambda logits: F.cross_entropy(logits, label), input=x)
+    return case_of("mlp", model, lambda logits: F.cross_entropy(logits, label), input=x)
 
 
 ZOO: dict[str, Callable[[], Case]] = {

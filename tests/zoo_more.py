@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import transformers as hf
 
-from tests.zoo import CLASSES, KIND, SEED, ZOO, Case, _case, _image_case, _own_loss, _text_case
+from tests.zoo import CLASSES, KIND, SEED, ZOO, Case, case_of, image_case, own_loss, text_case
 
 _SMALL = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128}
 _SMALL |= {"decoder_ffn_dim": 128, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -17,7 +17,7 @@ def bart() -> Case:
     """BART: an encoder and a decoder with cross-attention, two layers each; dropout 0.1."""
     torch.manual_seed(SEED)
     config = hf.BartConfig(vocab_size=128, max_position_embeddings=128, use_cache=False, **_SMALL)
-    return _text_case("bart", hf.BartForConditionalGeneration(config), 4, 64)
+    return text_case("bart", hf.BartForConditionalGeneration(config), 4, 64)
 
 
 def mixtral() -> Case:
@@ -28,7 +28,7 @@ def mixtral() -> Case:
         intermediate_size=128, num_local_experts=4, num_experts_per_tok=2, vocab_size=128,
         max_position_embeddings=128, use_cache=False,
     )  # fmt: skip
-    return _text_case("mixtral", hf.MixtralForCausalLM(config), 4, 64)
+    return text_case("mixtral", hf.MixtralForCausalLM(config), 4, 64)
 
 
 def mamba() -> Case:
@@ -37,7 +37,7 @@ def mamba() -> Case:
     config = hf.MambaConfig(
         hidden_size=64, num_hidden_layers=2, state_size=8, vocab_size=128, use_cache=False
     )
-    return _text_case("mamba", hf.MambaForCausalLM(config), 2, 32)
+    return text_case("mamba", hf.MambaForCausalLM(config), 2, 32)
 
 
 def regnet() -> Case:
@@ -47,7 +47,7 @@ def regnet() -> Case:
         embedding_size=16, hidden_sizes=[16, 32, 64, 64], depths=[1, 1, 2, 1], groups_width=8,
         id2label=CLASSES, problem_type=KIND,
     )  # fmt: skip
-    return _image_case("regnet", hf.RegNetForImageClassification(config), 4, size=64)
+    return image_case("regnet", hf.RegNetForImageClassification(config), 4, size=64)
 
 
 def whisper() -> Case:
@@ -59,7 +59,7 @@ def whisper() -> Case:
     )  # fmt: skip
     labels = torch.randint(4, 100, (2, 32))
     model = hf.WhisperForConditionalGeneration(config)
-    return _case("whisper", model, _own_loss, input_features=torch.randn(2, 16, 128), labels=labels)
+    return case_of("whisper", model, own_loss, input_features=torch.randn(2, 16, 128), labels=labels)
 
 
 ALL: dict[str, Callable[[], Case]] = {

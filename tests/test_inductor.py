@@ -1,0 +1,70 @@
+"""Under Inductor, on a small convolutional net: workspaces, layouts and statistics are in the bound."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rematc
+from rematc.measure import measure
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+SEED = 9
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(SEED)
+    blocks = [(nn.Conv2d(i, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for i in (3, 16, 16)]
+    pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+    return nn.Sequential(*(layer for block in blocks for layer in block), *pool)
+
+
+def images() -> Tensor:
+    return torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(SEED))
+
+
+def trained(model: nn.Module, backend: object = None) -> tuple[list[Tensor], int]:
+    """Gradients and buffers after one step, and what another step takes."""
+    x = images()
+
+    def loss(x: Tensor) -> Tensor:
+        out: Tensor = model(x).square().mean()
+        return out
+
+    run = loss if backend is None else torch.compile(loss, backend=backend)
+
+    def step() -> None:
+        run(x).backward()
+        model.zero_grad()
+
+    run(x).backward()
+    parts = (*(p.grad for p in model.parameters()), *model.buffers())
+    state = [copy.deepcopy(t) for t in parts if t is not None]
+    model.zero_grad()
+    return state, measure(step, warmup=1).peak_bytes
+
+
+def smallest() -> int:
+    with pytest.raises(rematc.BudgetError) as refused:
+        torch.compile(net(), backend=rematc.backend(1))(images())
+    torch._dynamo.reset()
+    return refused.value.minimum_bytes
+
+
+@pytest.mark.parametrize("limit", ["none", "tight"])
+def test_convolutions_stay_within_what_was_predicted(limit: str) -> None:
+    expected, _ = trained(net())
+    backend = rematc.backend(None if limit == "none" else int(1.1 * smallest()))
+    state, peak = trained(net(), backend)
+    (plan,), (problem,) = backend.plans, backend.problems
+    measured = peak + problem.resident_bytes
+    assert measured <= plan.peak_bytes <= 1.03 * measured
+    if plan.budget_bytes is not None:
+        assert measured <= plan.budget_bytes
+        assert plan.cost_ns > 0
+    for ours, theirs in zip(state, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
