@@ -84,6 +84,16 @@ def test_there_are_fewer_values_than_ops_make_and_less_is_alive(fn: Callable[...
     assert len(fused.graph.gradients) == len(ops.graph.gradients)
 
 
+def test_seeds_are_drawn_once_and_what_is_made_of_them_may_run_again() -> None:
+    captured, _ = posed(dropped, *SIZES)
+    forward = [i for i, op in enumerate(captured.graph.ops) if op.phase == "forward"]
+    pinned = [i for i in forward if captured.graph.ops[i].pin]
+    drawn = [i for i in forward if any("inductor_seeds" in n.name for n in captured.nodes[i])]
+    masks = [i for i in forward if any("inductor_random" in n.name for n in captured.nodes[i])]
+    assert pinned == drawn and len(drawn) == 1
+    assert len(masks) == 3
+
+
 @each_example
 def test_every_node_that_a_written_value_needs_is_in_its_op_or_written(fn: Callable[..., Any]) -> None:
     captured, _ = posed(fn, *SIZES)
