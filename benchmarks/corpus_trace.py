@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from rematc import compat
 from rematc.capture import capture
-from rematc.costs import Rates, price
+from rematc.costs import Prices, Rates
 from rematc.passes import canonicalize
 from rematc.problem import Problem
 from rematc.resident import epilogue_bytes, resident_bytes
@@ -35,7 +35,8 @@ class Device:
 A100 = Device(
     Rates(
         stream=1.5e12, strided=1.0e12, special=1.4e12, reduce=1.2e12, gather=6e11,
-        matmul=1.1e14, conv=8e13, attention=6e13, half=2.0, overhead_ns=5_000,
+        matmul=1.1e14, conv=8e13, attention=6e13, overhead_ns=5_000,
+        faster={"bfloat16": 2.0, "float16": 2.0},
     ),
     rounding_bytes=512,
 )  # fmt: skip
@@ -43,7 +44,8 @@ A100 = Device(
 CPU = Device(
     Rates(
         stream=1e11, strided=1.3e10, special=1.3e10, reduce=2.5e10, gather=2.5e10,
-        matmul=1.8e11, conv=1.9e11, attention=1.5e11, half=2.0, overhead_ns=4_000,
+        matmul=1.8e11, conv=1.9e11, attention=1.5e11, overhead_ns=4_000,
+        faster={"bfloat16": 2.0, "float16": 2.0},
     ),
     rounding_bytes=1,
 )  # fmt: skip
@@ -111,7 +113,8 @@ class _Tracer:
         """Joint graph -> problem, with no budget."""
         canonicalize(joint, num_fwd_outputs)
         captured = capture(joint, num_fwd_outputs, allocation_bytes=self.device.rounding_bytes)
-        costs = price([nodes[0] for nodes in captured.nodes], self.device.rates, measure_workspace=False)
+        prices = Prices(self.device.rates)
+        costs = tuple(prices.of(nodes[0]) for nodes in captured.nodes)
         resident = resident_bytes(captured.graph, torch.device("cpu"))
         return Problem(captured.graph, costs, None, resident, epilogue_bytes(joint, captured))
 

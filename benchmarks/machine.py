@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from rematc.costs.device import processor
+
 PACKAGES = ("rematc", "torch", "ortools", "transformers")
 
 
@@ -35,7 +37,7 @@ def machine() -> dict[str, Any]:
     True
     """
     return {
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_bytes": _memory_bytes(),
@@ -79,15 +81,6 @@ def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:
     """Results of the benchmark ``name`` as JSON, with the machine that they are from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"benchmark": name, "machine": machine(), **results}, indent=1) + "\n")
-
-
-def _cpu() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or None
 
 
 def _memory_bytes() -> int | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +13,7 @@ from torch import fx
 
 from rematc import compat
 from rematc.capture import Capture, capture
-from rematc.costs import price, rates_of
-from rematc.errors import CaptureError, OptionError, RematcError
+from rematc.errors import OptionError, RematcError
 from rematc.fit import fit
 from rematc.lower import op_by_op
 from rematc.options import Budget, Inner, Options, SolveOptions, parse_budget
@@ -25,6 +23,7 @@ from rematc.problem import Problem
 from rematc.resident import epilogue_bytes, optimizer_bytes, resident_bytes
 from rematc.simulate import validate
 from rematc.solve import solve
+from rematc.target import Target, device_of, target_of
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,8 @@ def backend(
     optimizer: Any = None,
     time_limit_s: float = 20.0,
     gap: float = 0.01,
+    costs: str = "auto",
+    measure_s: float = 20.0,
 ) -> Backend:
     """A backend for ``torch.compile`` that keeps the peak memory of a training step under ``budget``.
 
@@ -48,6 +49,10 @@ def backend(
     kept free. The solver stops after ``time_limit_s`` seconds, or once the plan is proven to be
     within ``gap`` of the cheapest.
 
+    ``costs`` says what recomputation is taken to cost: "measured" times each distinct op on the device, for
+    ``measure_s`` seconds at most, once, and keeps the figures; "roofline" works them out of the
+    device's rates; "h100" (or another card) is for one that isn't there; "auto" measures.
+
     Raises `OptionError` for a setting that can't be read. Compiling raises `BudgetError` where no
     plan fits, with the smallest budget that does.
 
@@ -58,7 +63,8 @@ def backend(
     >>> [plan.peak_bytes < 2_000_000 for plan in fits.plans]
     [True]
     """
-    return Backend(Options(budget, inner, reserve, optimizer, SolveOptions(time_limit_s, gap)))
+    solve = SolveOptions(time_limit_s, gap)
+    return Backend(Options(budget, inner, reserve, optimizer, solve, costs, measure_s))
 
 
 class Backend:
@@ -139,44 +145,56 @@ def partition(
 
     ``planned``: Inductor will compile them as planned, see `rematc.inductor.compile_as_planned`.
     """
-    captured, problem = pose(joint, num_fwd_outputs, options, state_bytes)
+    target = target_of(joint, options)
+    captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, target)
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode
 
-        unit = _allocation_bytes(_device(joint))
-        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, unit, planned=planned)
+        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
         fitted = fit(problem, options.solve, peak)
         problem, plan = fitted.problem, fitted.plan
     else:
         plan = solve(problem, options.solve)
         validate(problem, plan)
+    if target.note:
+        plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
     return Partitioned(forward, backward, problem, plan)
 
 
 def pose(
-    joint: fx.GraphModule, num_fwd_outputs: int, options: Options, state_bytes: int = 0
+    joint: fx.GraphModule,
+    num_fwd_outputs: int,
+    options: Options,
+    state_bytes: int = 0,
+    target: Target | None = None,
 ) -> tuple[Capture, Problem]:
     """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
+    target = target or target_of(joint, options)
     _fix_sizes(joint)
     canonicalize(joint, num_fwd_outputs)
-    device = _device(joint)
-    captured = capture(joint, num_fwd_outputs, allocation_bytes=_allocation_bytes(device))
-    rates = rates_of(device, cache_folder())
-    costs = price([nodes[0] for nodes in captured.nodes], rates, measure_workspace=options.inner == "eager")
-    resident = resident_bytes(captured.graph, device) + options.reserve_bytes + state_bytes
-    budget = parse_budget(options.budget, _memory_of(device))
+    captured = capture(joint, num_fwd_outputs, allocation_bytes=target.allocation_bytes)
+    nodes = [nodes[0] for nodes in captured.nodes]
+    prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")
+    costs = tuple(map(prices.of, nodes))
+    resident = resident_bytes(captured.graph, device_of(joint)) + options.reserve_bytes + state_bytes
+    budget = parse_budget(options.budget, target.memory_bytes)
     problem = Problem(captured.graph, costs, budget, resident, epilogue_bytes(joint, captured))
     if options.inner == "eager":
         return captured, problem
     from rematc.inductor import in_kernels
 
     try:
-        return in_kernels(joint, num_fwd_outputs, captured, problem, rates)
+        return in_kernels(joint, num_fwd_outputs, captured, problem, prices)
     except RematcError as e:
         log.warning("what Inductor fuses can't be read (%s); the plan is for single ops, and coarser", e)
         return captured, problem
+
+
+def _recomputable(captured: Capture) -> list[fx.Node]:
+    ops = zip(captured.graph.ops, captured.nodes, strict=True)
+    return [nodes[0] for op, nodes in ops if op.phase == "forward" and not op.pin]
 
 
 def describe(plan: Plan) -> str:
@@ -210,16 +228,9 @@ def by_name(gm: fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..
     except OptionError as e:
         return _raiser(e)
     except TypeError as e:
-        known = "budget, inner, reserve, optimizer, time_limit_s, gap"
+        known = "budget, inner, reserve, optimizer, time_limit_s, gap, costs, measure_s"
         return _raiser(OptionError(f"options={settings!r}: {e}; rematc's settings are {known}"))
     return made(gm, inputs)
-
-
-def cache_folder() -> Path:
-    """Where rematc keeps what it measured: REMATC_CACHE_DIR, or the user's cache folder."""
-    if chosen := os.environ.get("REMATC_CACHE_DIR"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rematc"
 
 
 def _fix_sizes(joint: fx.GraphModule) -> None:
@@ -231,27 +242,6 @@ def _fix_sizes(joint: fx.GraphModule) -> None:
         val = node.meta.get("val")
         for size in val.shape if isinstance(val, torch.Tensor) else ():
             int(size)  # a guard, where the size is symbolic
-
-
-def _device(joint: fx.GraphModule) -> torch.device:
-    """The device of the step: the first CUDA device that a value is on, else the CPU."""
-    vals = [n.meta.get("val") for n in joint.graph.nodes]
-    devices = {v.device for v in vals if isinstance(v, torch.Tensor)}
-    accelerators = sorted((d for d in devices if d.type == "cuda"), key=str)
-    if len(accelerators) > 1:
-        raise CaptureError(f"one graph on several devices ({accelerators}): compile the parts one by one")
-    return accelerators[0] if accelerators else torch.device("cpu")
-
-
-def _allocation_bytes(device: torch.device) -> int:
-    """What the device's allocator rounds up to a multiple of."""
-    return 512 if device.type == "cuda" else 1
-
-
-def _memory_of(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _our_error(error: BaseException | None) -> RematcError | None:

@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from rematc.report.files import check_target, write_whole
+    from rematc.files import check_target, write_whole
 
     path, name = _file_and_name(args.model)
     if args.json is not None:

@@ -14,13 +14,14 @@ from torch import fx
 from rematc import compat
 from rematc.baselines import min_cut
 from rematc.capture import Capture
-from rematc.costs import Call, Rates, kernel_ns, workspaces
+from rematc.costs import Call, Prices
 from rematc.fuse import fuse
 from rematc.passes import split
 from rematc.passes.replay import STEP
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.rehearse import Rehearsal
+from rematc.target import Target
 
 T = TypeVar("T")
 NOWHERE = (-1, -1)
@@ -61,7 +62,7 @@ def _place_of(node: fx.Node) -> tuple[int, int]:
 
 
 def in_kernels(
-    joint: fx.GraphModule, num_fwd_outputs: int, captured: Capture, problem: Problem, rates: Rates
+    joint: fx.GraphModule, num_fwd_outputs: int, captured: Capture, problem: Problem, prices: Prices
 ) -> tuple[Capture, Problem]:
     """The same step with what Inductor writes as its values, read off one split that is lowered."""
     plan = min_cut(problem.with_budget(None))
@@ -71,14 +72,14 @@ def in_kernels(
         for module, is_backward in zip(modules, (False, True), strict=True)
     )
     fused = fuse(captured, plan, forward, backward)
-    costs = tuple(_cost(fused, i, rates) for i in range(len(fused.graph.ops)))
+    costs = tuple(_cost(fused, i, prices) for i in range(len(fused.graph.ops)))
     return fused, replace(problem, graph=fused.graph, costs=costs)
 
 
-def _cost(fused: Capture, op: int, rates: Rates) -> OpCost:
+def _cost(fused: Capture, op: int, prices: Prices) -> OpCost:
     """Its time; what a ready-made kernel takes while it runs depends on strides that only the code knows."""
     moved = [fused.value_nodes[v] for v in (*fused.graph.ops[op].inputs, *fused.graph.ops[op].outputs)]
-    return OpCost(kernel_ns(fused.nodes[op], moved, rates))
+    return prices.kernel(fused.nodes[op], moved)
 
 
 @dataclass
@@ -94,7 +95,7 @@ class PeakOfCode:
     captured: Capture
     problem: Problem
     num_fwd_outputs: int
-    allocation_bytes: int
+    target: Target
     planned: bool
     known: dict[Hashable, int] = field(default_factory=dict)
 
@@ -103,7 +104,7 @@ class PeakOfCode:
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
         inputs = _inputs(forward)
         with compat.fake_mode_of(inputs):
-            rehearsal = Rehearsal(inputs, self.allocation_bytes)
+            rehearsal = Rehearsal(inputs, self.target.allocation_bytes)
             code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
@@ -123,7 +124,7 @@ class PeakOfCode:
 
     def _while_called(self, calls: list[tuple[int, Call]]) -> int:
         """The most that is alive in a call of a ready-made kernel, its workspace included."""
-        self.known |= workspaces(call for _, call in calls if call.key not in self.known)
+        self.known |= self.target.workspaces(call for _, call in calls if call.key not in self.known)
         return max((live + self.known.get(call.key, 0) for live, call in calls), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Every setting, parsed and checked once, at the edge. Standard library alone."""
+"""Every setting, parsed and checked once, at the edge. Standard library alone, and the names of cards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from rematc.cards import card
 from rematc.errors import OptionError
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -14,6 +15,7 @@ UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 Budget = str | int | None
 Inner = Literal["inductor", "eager"]
+COSTS = ("auto", "measured", "roofline")  # or the name of a card
 
 
 def _is_number(x: object) -> bool:
@@ -92,6 +94,8 @@ class Options:
     reserve: int | str = 0
     optimizer: Any = None
     solve: SolveOptions = SolveOptions()
+    costs: str = "auto"
+    measure_s: float = 20.0
 
     def __post_init__(self) -> None:
         is_percent = isinstance(self.budget, str) and "%" in self.budget
@@ -105,6 +109,10 @@ class Options:
                 f"optimizer={self.optimizer!r}: give an optimizer, or a function from parameters to one, "
                 "as in lambda params: torch.optim.AdamW(params)"
             )
+        if self.costs not in COSTS:
+            card(self.costs)
+        if not _is_number(self.measure_s) or self.measure_s < 0:
+            raise OptionError(f"measure_s={self.measure_s!r}: give seconds of at least zero, as in 20")
         if self.reserve_bytes < 0:
             raise OptionError(f"reserve={self.reserve!r}: must not be below zero")
 

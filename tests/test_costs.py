@@ -16,15 +16,16 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import rematc
-from rematc.costs import Rates, price, rates, rates_of
+from rematc.costs import Prices, Rates, Table, find_workspaces, rates, rates_of
 from rematc.costs.roofline import flops, is_free, kernel_ns, runtime_ns
 from rematc.measure import measure
+from rematc.problem import OpCost
 from tests.test_capture import read
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 CPU = torch.device("cpu")
-RATES = Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 2.0, 5000)
+RATES = Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 5000, {"bfloat16": 2.0})
 aten = torch.ops.aten
 
 
@@ -34,6 +35,12 @@ def ops_of(fn: Callable[..., Any], *args: Any) -> tuple[fx.Node, ...]:
 
 def op(nodes: tuple[fx.Node, ...], name: str) -> fx.Node:
     return next(n for n in nodes if name in str(n.target))
+
+
+def price(nodes: tuple[fx.Node, ...]) -> tuple[OpCost, ...]:
+    """By roofline, the workspace as measured."""
+    prices = Prices(RATES, {}, find_workspaces(nodes, Table(CPU, None)))
+    return tuple(map(prices.of, nodes))
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,7 +110,7 @@ DAMAGE: dict[str, Callable[[str], bytes]] = {
     "not a number": lambda text: text.replace("10000000000.0", "NaN").encode(),
     "true": lambda text: text.replace("10000000000.0", "true").encode(),
     "text": lambda text: text.replace("10000000000.0", '"fast"').encode(),
-    "another format": lambda text: text.replace("rematc.rates/1", "rematc.rates/0").encode(),
+    "another format": lambda text: text.replace("rematc.rates/2", "rematc.rates/0").encode(),
 }
 
 
@@ -117,7 +124,7 @@ def test_a_damaged_file_is_measured_again_with_a_warning(
     path.write_bytes(DAMAGE[damage](text))
     with caplog.at_level(logging.WARNING, "rematc"):
         assert rates_of(CPU, tmp_path) == RATES
-    assert "measuring the device again" in caplog.text
+    assert "not used, and written anew" in caplog.text
     assert str(path) in caplog.text
     assert len(calibrations) == 2
     assert path.read_text() == text  # and it is whole again
@@ -138,7 +145,7 @@ def test_a_folder_that_cannot_be_used_passes_with_a_warning(
         folder = folder if where == "a file" else folder / "deeper"
     with caplog.at_level(logging.WARNING, "rematc"):
         assert rates_of(CPU, folder) == RATES
-    assert "can't keep the device's rates" in caplog.text
+    assert "nothing is kept for the next time" in caplog.text
     if where == "the rates are a folder":
         assert [p.name for p in folder.iterdir()] == [path.name]  # nothing half-written is left
 
@@ -149,7 +156,9 @@ def test_no_folder_keeps_nothing(calibrations: list[torch.device]) -> None:
 
 
 def test_calibration_gives_rates_above_zero() -> None:
-    assert all(rate > 0 for rate in astuple(rates.calibrate(CPU)))
+    *found, faster = astuple(rates.calibrate(CPU))
+    assert all(rate > 0 for rate in (*found, *faster.values()))
+    assert set(faster) == {"bfloat16", "float16"}
 
 
 # FLOPs and time
@@ -186,7 +195,7 @@ def test_time_is_the_longer_of_arithmetic_and_memory_and_the_start() -> None:
 
 def test_views_and_sizes_are_free() -> None:
     nodes = ops_of(lambda x: x.exp().t().unsqueeze(0)[:, 1:].chunk(2, 1)[0].cos().sum(), leaf(4, 6))
-    costs = price(nodes, RATES, measure_workspace=True)
+    costs = price(nodes)
     viewing = {n.name for n in nodes if is_free(n)}
     assert {"t", "unsqueeze", "slice_1", "split"} <= viewing
     for node, cost in zip(nodes, costs, strict=True):
@@ -199,7 +208,7 @@ def test_equal_ops_cost_the_same_and_others_do_not() -> None:
         return x.exp().sum() + (x + 1).exp().sum() + y.exp().sum()
 
     nodes = ops_of(model, leaf(64, 64), leaf(64, 128))
-    costs = price(nodes, RATES, measure_workspace=True)
+    costs = price(nodes)
     exps = [c for n, c in zip(nodes, costs, strict=True) if "aten.exp." in str(n.target)]
     assert exps[0] == exps[1]
     assert exps[2].runtime_ns > exps[0].runtime_ns
@@ -210,7 +219,7 @@ def test_equal_ops_cost_the_same_and_others_do_not() -> None:
 
 def workspace(name: str, fn: Callable[..., Any], *args: Any) -> int:
     nodes = ops_of(fn, *args)
-    costs = price(nodes, RATES, measure_workspace=True)
+    costs = price(nodes)
     return dict(zip(nodes, costs, strict=True))[op(nodes, name)].workspace_bytes
 
 
@@ -245,13 +254,13 @@ def test_workspace_that_is_not_zero_is_seen() -> None:
 
 def test_without_measuring_workspace_counts_zero() -> None:
     nodes = ops_of(lambda x: x.logsumexp(1).sum(), leaf(100, 100))
-    assert {c.workspace_bytes for c in price(nodes, RATES, measure_workspace=False)} == {0}
+    assert {Prices(RATES).of(n).workspace_bytes for n in nodes} == {0}
 
 
 def test_indices_that_do_not_fit_made_up_data_are_no_error() -> None:
     table, index = leaf(10, 4), torch.randint(0, 10, (5,))
     nodes = ops_of(lambda t, i: F.embedding(i, t).sum(), table, index)
-    assert len(price(nodes, RATES, measure_workspace=True)) == len(nodes)
+    assert len(price(nodes)) == len(nodes)
 
 
 # What the user has going on
@@ -261,7 +270,7 @@ def test_pricing_leaves_the_random_numbers_alone() -> None:
     nodes = ops_of(lambda x: F.dropout(x.exp()).sum(), leaf(64))
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    price(nodes, RATES, measure_workspace=True)
+    price(nodes)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LEAVES = ("rematc.graph", "rematc.options", "rematc.errors")
+LEAVES = ("rematc.graph", "rematc.options", "rematc.errors", "rematc.cards")
 NO_TORCH = (
     *LEAVES,
+    "rematc.cache",
+    "rematc.files",
     "rematc.problem",
     "rematc.plan",
     "rematc.schedule",

@@ -1,9 +1,18 @@
 """What one run of an op costs: nanoseconds and workspace bytes, for the device it runs on."""
 
 from rematc.costs.call import Call
-from rematc.costs.price import price
-from rematc.costs.rates import Rates, rates_of
-from rematc.costs.roofline import kernel_ns
-from rematc.costs.workspace import workspaces
+from rematc.costs.price import Prices, find_workspaces, is_ready_made, time_ops
+from rematc.costs.rates import Rates, rates_of, rates_of_card
+from rematc.costs.table import Table
 
-__all__ = ["Call", "Rates", "kernel_ns", "price", "rates_of", "workspaces"]
+__all__ = [
+    "Call",
+    "Prices",
+    "Rates",
+    "Table",
+    "find_workspaces",
+    "is_ready_made",
+    "rates_of",
+    "rates_of_card",
+    "time_ops",
+]

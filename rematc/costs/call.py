@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,14 @@ class Call:
     def key(self) -> Hashable:
         """Equal for equal calls: the target, and each argument's shape, dtype, strides and device."""
         return (str(self.target), _key(self.args), _key(self.kwargs))
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The tensors among its arguments."""
+        found: list[torch.Tensor] = []
+        fx.node.map_aggregate(
+            (self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, torch.Tensor) else None
+        )
+        return iter(found)
 
 
 def _key(arg: Any) -> Hashable:

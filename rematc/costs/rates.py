@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-import os
-import re
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rematc import compat
+from rematc import cache, compat
+from rematc.cards import Card
+from rematc.costs.device import device_name
 
-log = logging.getLogger(__name__)
-FORMAT = "rematc.rates/1"
+FORMAT = "rematc.rates/2"
+HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +26,10 @@ class Rates:
     ``stream`` are elementwise ops on contiguous tensors, ``strided`` copies that change the layout,
     ``special`` elementwise exp, erf, tanh and the like, ``reduce`` sums, norms and softmax, ``gather``
     reads by index (all bytes per second, read and written together); ``matmul``, ``conv`` and
-    ``attention`` are FLOP per second in fp32; ``half`` is how much faster a matmul in bf16 is.
+    ``attention`` are FLOP per second in float32; ``faster`` is how much faster a product of another dtype is.
 
-    >>> Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 1.0, 5000).matmul
-    100000000000.0
+    >>> Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 5000, {"bfloat16": 2.0}).times(torch.bfloat16)
+    2.0
     """
 
     stream: float
@@ -42,8 +40,13 @@ class Rates:
     matmul: float
     conv: float
     attention: float
-    half: float
     overhead_ns: int
+    faster: dict[str, float] = field(default_factory=dict)
+
+    def times(self, dtype: torch.dtype) -> float:
+        """How much faster a product of that dtype is than one in float32; 1 where nothing is known."""
+        name = str(dtype).removeprefix("torch.")
+        return self.faster.get("float8" if name.startswith("float8") else name, 1.0)
 
 
 def rates_of(device: torch.device, folder: Path | None) -> Rates:
@@ -52,13 +55,41 @@ def rates_of(device: torch.device, folder: Path | None) -> Rates:
     A file that can't be read is measured anew; a folder that can't be written is passed over with a
     warning. ``folder=None`` keeps nothing.
     """
-    path = None if folder is None else folder / f"rates-{_name(device)}.json"
-    if path is not None and (kept := _load(path)) is not None:
-        return kept
+    path = None if folder is None else folder / f"rates-{device_name(device)}.json"
+    if path is not None and (data := cache.load(path, FORMAT)) is not None:
+        if (kept := _rates(data)) is not None:
+            return kept
+        cache.damaged(path, "no rates in it")
     rates = calibrate(device)
     if path is not None:
-        _keep(path, rates)
+        cache.keep(path, {"format": FORMAT, "rates": asdict(rates)})
     return rates
+
+
+def rates_of_card(card: Card) -> Rates:
+    """The rates that a card is assumed to reach: its peaks, times the share that kernels of a kind reach."""
+    base = "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    kinds = ("stream", "strided", "special", "reduce", "gather")
+    return Rates(
+        **{kind: card.reached[kind] * card.bytes_per_s for kind in kinds},
+        **{kind: card.reached[kind] * card.flops[base] for kind in ("matmul", "conv", "attention")},
+        overhead_ns=int(card.reached["overhead_ns"]),
+        faster={dtype: rate / card.flops[base] for dtype, rate in card.flops.items()},
+    )
+
+
+def _rates(data: dict[str, Any]) -> Rates | None:
+    """The rates that a file has; None if they are none."""
+    try:
+        rates = Rates(**data["rates"])
+        numbers = [*({**asdict(rates), "faster": 1}).values(), *rates.faster.values()]
+    except (TypeError, KeyError, AttributeError):
+        return None
+    return rates if all(map(_positive, numbers)) else None
+
+
+def _positive(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
 
 
 def calibrate(device: torch.device) -> Rates:
@@ -78,8 +109,10 @@ def calibrate(device: torch.device) -> Rates:
         def per_s(amount: float, run: Callable[[], object]) -> float:
             return amount / _seconds(run, device)
 
-        matmul = per_s(mm, lambda: m @ m)
-        h = m.bfloat16()
+        def product(a: torch.Tensor) -> float:
+            return per_s(mm, lambda: a @ a)
+
+        matmul = product(m)
         return Rates(
             stream=per_s(3 * nbytes, lambda: a + b),
             strided=per_s(2 * 4 * square.numel(), lambda: square.t().contiguous()),
@@ -94,8 +127,8 @@ def calibrate(device: torch.device) -> Rates:
                 4 * 2 * 4 * 256 * 256 * 64,
                 lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q),
             ),
-            half=per_s(mm, lambda: h @ h) / matmul,
             overhead_ns=int(_seconds(lambda: tiny + tiny, device) * 1e9),
+            faster={str(d).removeprefix("torch."): product(m.to(d)) / matmul for d in HALVES},
         )
 
 
@@ -115,42 +148,3 @@ def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 15)
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _name(device: torch.device) -> str:
-    model = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu-{torch.get_num_threads()}"
-    return re.sub(r"[^a-zA-Z0-9.]+", "-", f"{model}-torch{torch.__version__}").lower()
-
-
-def _load(path: Path) -> Rates | None:
-    try:
-        data = json.loads(path.read_text())
-        rates = Rates(**data["rates"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as e:
-        log.warning("%s can't be read (%s); measuring the device again", path, e)
-        return None
-    if data.get("format") != FORMAT or not all(_positive(x) for x in asdict(rates).values()):
-        log.warning("%s is damaged or of another version; measuring the device again", path)
-        return None
-    return rates
-
-
-def _positive(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
-
-
-def _keep(path: Path, rates: Rates) -> None:
-    """Write beside the file, then rename: another process sees the old file or the new one."""
-    beside: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as f:
-            beside = Path(f.name)
-            json.dump({"format": FORMAT, "rates": asdict(rates)}, f)
-        os.replace(beside, path)
-    except OSError as e:
-        log.warning("can't keep the device's rates in %s (%s)", path, e)
-        if beside is not None:
-            beside.unlink(missing_ok=True)

@@ -6,7 +6,8 @@ The roofline model (Williams, Waterman, Patterson 2009), with the device's own r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,14 +33,21 @@ def runtime_ns(node: fx.Node, rates: Rates) -> int:
     return int(rates.overhead_ns + seconds * 1e9)
 
 
-def kernel_ns(nodes: Sequence[fx.Node], values: Sequence[fx.Node | None], rates: Rates) -> int:
+def kernel_ns(
+    nodes: Sequence[fx.Node],
+    values: Sequence[fx.Node | None],
+    rates: Rates,
+    time_of: Callable[[fx.Node], int] | None = None,
+) -> int:
     """Nanoseconds for one kernel that computes ``nodes``, and reads and writes ``values`` alone.
 
-    Products, convolutions and attention are kernels of their own. What the others do within a kernel costs no
-    traffic: the memory is read once and written once, or the slow functions take longer.
+    Products, convolutions and attention are kernels of their own: ``time_of`` knows their time, if it was
+    measured. What the others do within a kernel costs no traffic: the memory is read once and written
+    once, or the slow functions take longer.
     """
+    time_of = time_of or partial(runtime_ns, rates=rates)
     working = [n for n in nodes if not is_free(n)]
-    alone = [runtime_ns(n, rates) for n in working if flops(n)]
+    alone = [time_of(n) for n in working if flops(n)]
     fused = [n for n in working if not flops(n)]
     if not fused:
         return sum(alone)
@@ -83,8 +91,8 @@ def bytes_moved(node: fx.Node) -> int:
 
 
 def _flop_rate(node: fx.Node, name: str, rates: Rates) -> float:
-    half = any(t.dtype in (torch.bfloat16, torch.float16) for t in _tensors(node.meta.get("val")))
-    faster = rates.half if half else 1.0
+    read = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
+    faster = rates.times(read[0].dtype) if read else 1.0
     if "conv" in name:
         return rates.conv * faster
     return (rates.attention if "scaled_dot_product" in name else rates.matmul) * faster

@@ -1,6 +1,6 @@
 """A plan for people: what is saved, what is recomputed, and why."""
 
-from rematc.report.files import write_whole
+from rematc.files import write_whole
 from rematc.report.table import report
 
 __all__ = ["report", "write_whole"]

@@ -1,0 +1,89 @@
+"""Time an op alone on made-up data: the median of several runs after a first one that does not count.
+
+In the step an op's inputs may have left the processor's caches, and other ops may be at work: on two
+cores a step's ops together took 0.85 to 1.0 of what they take there. Flushing the caches between runs
+said 1.1 to 1.5, and is not done.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from rematc import compat
+from rematc.costs.call import Call
+from rematc.costs.made_up import made_up, may_run
+
+log = logging.getLogger(__name__)
+RUNS = 7
+ENOUGH_S = 0.2  # for one op: with fewer runs the median of those that there were
+SLOW_S = 2.0  # an op expected to take longer is not timed
+
+
+def timings(calls: Iterable[tuple[Call, int]], limit_s: float) -> dict[Hashable, int]:
+    """Nanoseconds by the key of a call, as many as can be timed in ``limit_s`` seconds, in the order given.
+
+    Each call comes with the nanoseconds that it is expected to take: what would take too long, has
+    effects, or refuses made-up data (out of memory among it) is left out, which the log says.
+    """
+    found: dict[Hashable, int] = {}
+    end = time.monotonic() + limit_s
+    with _undisturbed():
+        for call, expected_ns in calls:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                log.info("%d ops timed, no time left: the others' costs are by roofline", len(found))
+                break
+            if not may_run(call) or expected_ns / 1e9 > min(SLOW_S, left_s):
+                continue
+            try:
+                found[call.key] = _median_ns(call)
+            except Exception as e:
+                log.info("%s can't be timed (%s): its cost is by roofline", call.target, e)
+    return found
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with compat.real_tensors(), torch.random.fork_rng(devices=cuda):
+        yield
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # what was made up is of sizes that the step may not ask for
+
+
+def _median_ns(call: Call) -> int:
+    args, kwargs = made_up((call.args, call.kwargs))
+    is_cuda = any(t.is_cuda for t in call.tensors())
+
+    def run() -> object:
+        return call.target(*args, **kwargs)
+
+    once = _cuda_ns if is_cuda else _cpu_ns
+    start = time.monotonic()
+    once(run)
+    taken: list[float] = []
+    while len(taken) < RUNS and (not taken or time.monotonic() - start < ENOUGH_S):
+        taken.append(once(run))
+    return max(1, int(statistics.median(taken)))
+
+
+def _cpu_ns(run: Callable[[], object]) -> float:
+    start = time.perf_counter_ns()
+    run()
+    return time.perf_counter_ns() - start
+
+
+def _cuda_ns(run: Callable[[], object]) -> float:
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    before.record()
+    run()
+    after.record()
+    torch.cuda.synchronize()
+    return before.elapsed_time(after) * 1e6

@@ -1,0 +1,92 @@
+"""The device that a plan is for: its speed, its memory, its allocator. At hand, or a card from a list."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from rematc.cache import cache_folder
+from rematc.cards import card
+from rematc.costs import (
+    Call,
+    Prices,
+    Rates,
+    Table,
+    find_workspaces,
+    is_ready_made,
+    rates_of,
+    rates_of_card,
+    time_ops,
+)
+from rematc.errors import CaptureError
+from rematc.options import Options
+
+CUDA_UNIT_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan must know of a device.
+
+    ``table``: what is measured on it; None for a card that is not at hand. ``memory_bytes``: its own memory,
+    None for a CPU's. ``allocation_bytes``: its allocator rounds up to a multiple. ``time_s``: ops are timed
+    for this long at most. ``note``: what a plan made for it has to say.
+    """
+
+    rates: Rates
+    table: Table | None
+    memory_bytes: int | None
+    allocation_bytes: int
+    time_s: float
+    note: str = ""
+
+    def prices(self, nodes: Iterable[fx.Node], again: Iterable[fx.Node], *, op_by_op: bool) -> Prices:
+        """What ``nodes`` cost. ``again`` are those that may be recomputed: they alone are timed.
+
+        Not ``op_by_op``: of those the ready-made kernels alone, and no workspace.
+        """
+        if self.table is None:
+            return Prices(self.rates)
+        timed = [node for node in again if op_by_op or is_ready_made(node)]
+        times = time_ops(timed, self.rates, self.table, self.time_s) if self.time_s else {}
+        return Prices(self.rates, times, find_workspaces(nodes, self.table) if op_by_op else {})
+
+    def workspaces(self, calls: Iterable[Call]) -> dict[Hashable, int]:
+        """Workspace bytes by the key of a call; of none, if the device is not at hand."""
+        return {} if self.table is None else self.table.workspaces(calls)
+
+
+def target_of(joint: fx.GraphModule, options: Options) -> Target:
+    """The target that ``options`` name, or the device that the graph's values are on.
+
+    Raises `CaptureError` for a graph on several CUDA devices, `OptionError` for a card that isn't known.
+    """
+    device, folder = device_of(joint), cache_folder()
+    if options.costs not in ("auto", "measured", "roofline"):
+        model = card(options.costs)
+        note = (
+            f"times are estimates for {model.name} from its data sheet; the workspace of its kernels is not "
+            "known: leave some reserve"
+        )
+        return Target(rates_of_card(model), None, model.memory_bytes, CUDA_UNIT_BYTES, 0, note)
+    is_cuda = device.type == "cuda"
+    return Target(
+        rates=rates_of(device, folder),
+        table=Table(device, folder),
+        memory_bytes=int(torch.cuda.get_device_properties(device).total_memory) if is_cuda else None,
+        allocation_bytes=CUDA_UNIT_BYTES if is_cuda else 1,
+        time_s=0 if options.costs == "roofline" else options.measure_s,
+    )
+
+
+def device_of(joint: fx.GraphModule) -> torch.device:
+    """The device of the step: the CUDA device that a value is on, else the CPU."""
+    vals = [n.meta.get("val") for n in joint.graph.nodes]
+    devices = {v.device for v in vals if isinstance(v, torch.Tensor)}
+    accelerators = sorted((d for d in devices if d.type == "cuda"), key=str)
+    if len(accelerators) > 1:
+        raise CaptureError(f"one graph on several devices ({accelerators}): compile the parts one by one")
+    return accelerators[0] if accelerators else torch.device("cpu")
