@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rematc.problem import OpCost, Problem
     from rematc.simulate import Profile, simulate, validate
     from rematc.solve import solve
+    from rematc.verify import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ _HOMES = {
     "ProblemError": "errors",
     "Profile": "simulate",
     "RematcError": "errors",
+    "Verification": "verify",
     "backend": "backend",
     "compare": "compare",
     "measure": "measure",
@@ -48,6 +50,7 @@ _HOMES = {
     "simulate": "simulate",
     "solve": "solve",
     "validate": "simulate",
+    "verify": "verify",
 }
 
 __all__ = [
@@ -63,6 +66,7 @@ __all__ = [
     "ProblemError",
     "Profile",
     "RematcError",
+    "Verification",
     "backend",
     "compare",
     "measure",
@@ -71,6 +75,7 @@ __all__ = [
     "simulate",
     "solve",
     "validate",
+    "verify",
 ]
 
 

@@ -24,6 +24,7 @@ from rematc.resident import epilogue_bytes, optimizer_bytes, resident_bytes
 from rematc.simulate import validate
 from rematc.solve import solve
 from rematc.target import Target, device_of, target_of
+from rematc.versions import check_torch
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Backend:
     """
 
     def __init__(self, options: Options) -> None:
-        compat.check_torch()
+        check_torch()
         self.options = options
         self.plans: list[Plan] = []
         self.problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""Every private torch name that rematc uses, and the torch versions it was checked on.
+"""Every private torch name that rematc uses, as it is in the torch versions of `rematc.versions`.
 
 Nothing else in rematc or rematc.passes reaches below torch's public surface. A name that moves in
 a new torch is mended here. Nothing of Inductor is loaded before it is asked for.
@@ -7,9 +7,7 @@ a new torch is mended here. Nothing of Inductor is loaded before it is asked for
 from __future__ import annotations
 
 import copy
-import functools
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
@@ -18,48 +16,9 @@ from unittest import mock
 import torch
 from torch import fx
 
-from rematc.errors import RematcError
+from rematc.versions import torch_version
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-OLDEST = (2, 11)
-NEWEST = (2, 15)
-TESTED = ((2, 13),)
-
-
-class TorchVersionError(RematcError, ImportError):
-    """This torch is too old for rematc."""
-
-
-def torch_version(text: str = torch.__version__) -> tuple[int, int]:
-    """Major and minor version.
-
-    >>> torch_version("2.13.0+cpu")
-    (2, 13)
-    """
-    major, minor = re.findall(r"\d+", text)[:2]
-    return int(major), int(minor)
-
-
-@functools.cache
-def check_torch(version: tuple[int, int] | None = None) -> None:
-    """Raise `TorchVersionError` for a torch below 2.11; warn once for one that no test has run on.
-
-    >>> check_torch((2, 4))
-    Traceback (most recent call last):
-    rematc.compat.TorchVersionError: ...
-    """
-    version = version or torch_version()
-    have = ".".join(map(str, version))
-    if version < OLDEST:
-        raise TorchVersionError(
-            f"rematc needs torch {OLDEST[0]}.{OLDEST[1]} or newer, and this is torch {have}: "
-            "upgrade with pip install -U torch"
-        )
-    if version not in TESTED:
-        tested = ", ".join(f"{a}.{b}" for a, b in TESTED)
-        log.warning("torch %s is untested with rematc (tested: %s)", have, tested)
 
 
 def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: Any) -> Callable[..., Any]:
@@ -261,10 +220,41 @@ def fake_tensors() -> AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Inside, tensors have shapes and no memory, and modules made of them can be moved and cast."""
+    mode, swap = fake_tensors(), torch.utils.swap_tensors
+
+    def swap_unknown(a: torch.Tensor, b: torch.Tensor) -> None:
+        # The mode knows its tensors by weak references, and what is so referred to can't be swapped.
+        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()  # type: ignore[attr-defined]
+        swap(a, b)
+
+    with mode, mock.patch.object(torch.utils, "swap_tensors", swap_unknown):
+        yield
+
+
 def fake_mode_of(tensors: Iterable[Any]) -> AbstractContextManager[Any]:
     """The mode that made the first fake tensor among ``tensors``, or one in which tensors have no memory."""
     modes = (getattr(t, "fake_mode", None) for t in tensors)
     return next((m for m in modes if m is not None), None) or fake_tensors()
+
+
+def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any] | None:
+    """The graph as Python code that takes one list and empties it; None if this torch writes no such code."""
+    codegen = getattr(fx.graph, "_BoxedCodeGen", None)
+    if codegen is None:
+        return None
+    module.graph.set_codegen(codegen())
+    module.recompile()
+    return module.forward
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Has the tensor no memory?"""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
 
 
 @contextmanager

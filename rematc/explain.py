@@ -9,10 +9,12 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rematc.errors import BudgetError, PlanError, ProblemError, RematcError
+from rematc.cards import card
+from rematc.errors import BudgetError, CaptureError, PlanError, ProblemError, RematcError
 
 FITS, OWN_FAULT, BAD_INPUT, TOO_SMALL = 0, 1, 2, 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -83,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan to FILE")
     parser.add_argument("--inner", default="inductor", help="ops as inductor (default) or eager runs them")
+    parser.add_argument(
+        "--device", metavar="CARD", help="plan for a card that isn't here, as h100; the model takes no memory"
+    )
     parser.add_argument("--reserve", default="0", help='memory to keep free: "500MB"; default: 0')
     parser.add_argument(
         "--time-limit", type=float, default=30.0, metavar="S", help="seconds to search; default: 30"
@@ -101,23 +106,39 @@ def _explain(args: argparse.Namespace) -> int:
     if args.json is not None:
         check_target(args.json)
     # Torch is loaded only now: what is wrong with the command line is said at once.
-    from rematc.loader import load
     from rematc.options import Options, SolveOptions
     from rematc.report import report
-    from rematc.trace import plan_model
+    from rematc.trace import plan_model, without_memory
 
     reserve = 0 if args.reserve == "0" else args.reserve
-    options = Options(args.budget, args.inner, reserve, None, SolveOptions(args.time_limit, args.gap))
-    model, inputs, loss_fn = load(path, name)
-    if getattr(model, "training", True) is False:
-        _say("warning: the model is in eval mode and planned for so; build() may call model.train()", args)
-    problem, plan = plan_model(model, inputs, loss_fn, options)
+    solve = SolveOptions(args.time_limit, args.gap)
+    options = Options(args.budget, args.inner, reserve, None, solve, costs=args.device or "auto")
+    with without_memory() if args.device else nullcontext():
+        model, inputs, loss_fn = _loaded(path, name, args)
+        problem, plan = plan_model(model, inputs, loss_fn, options)
     if args.json is not None:
         write_whole(args.json, plan.to_json() + "\n")
     print(_title(path, name, model, args))
     print(report(problem, plan, _columns()))
     print(f"\n{_use(args)}", flush=True)
     return FITS
+
+
+def _loaded(path: Path, name: str, args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    from rematc.loader import load
+
+    try:
+        built = load(path, name)
+    except CaptureError as e:
+        if not args.device or not isinstance(e.__cause__, Exception):
+            raise
+        raise CaptureError(
+            f"{e}\n  With --device tensors have no memory: what reads their numbers or loads weights fails. "
+            "Leave that out of build(), or leave out --device"
+        ) from e
+    if getattr(built[0], "training", True) is False:
+        _say("warning: the model is in eval mode and planned for so; build() may call model.train()", args)
+    return built
 
 
 def _file_and_name(given: str) -> tuple[Path, str]:
@@ -132,6 +153,8 @@ def _title(path: Path, name: str, model: Any, args: argparse.Namespace) -> str:
     parameters = list(model.parameters()) if hasattr(model, "parameters") else []
     count = sum(p.numel() for p in parameters)
     devices = ", ".join(sorted({str(p.device) for p in parameters}))
+    if args.device:
+        devices = f"an {card(args.device).name} that is not here"
     mode = "train" if getattr(model, "training", True) else "eval"
     what = (
         f"{type(model).__name__}, {count:,} parameters on {devices}" if parameters else type(model).__name__

@@ -14,17 +14,25 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from rematc import compat
+
 MEMORY = "[memory]"  # how the profiler names an allocation or a free
-MARK = "rematc: a measured step begins or ends"
+MARK = "rematc: a measured step or a phase of one begins or ends"
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 Event = tuple[int, int] | None  # (address, bytes; below zero for a free), or a mark
+Span = tuple[int, int]  # bytes above those at its beginning: the most, and at its end
+Phases = list[tuple[str, Span]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,11 @@ class Measurement:
     ``duration_ns`` is the time of the measured step: on the CPU the profiler adds one or
     two microseconds for each op, so compare it only with steps that were measured too.
 
+    ``phases`` has the peak of each phase, above the same: "forward" (all that is outside of a backward pass
+    and before one), "backward", and "update" (what follows the last one). ``resident_bytes`` was live when
+    the step began: on CUDA what the allocator says, on the CPU the tensors that Python knows; None if nobody
+    asked. ``reserved_bytes`` is the most that CUDA's allocator held of the device, None on the CPU.
+
     >>> Measurement(peak_bytes=3000, end_bytes=500, duration_ns=81_000).peak_bytes
     3000
     """
@@ -43,6 +56,9 @@ class Measurement:
     peak_bytes: int
     end_bytes: int
     duration_ns: int
+    phases: Mapping[str, int] = field(default_factory=dict)
+    resident_bytes: int | None = None
+    reserved_bytes: int | None = None
 
 
 def measure(
@@ -60,8 +76,8 @@ def measure(
     ...     del a
     ...     return torch.empty(500, dtype=torch.uint8)
     >>> m = measure(step, device="cpu")
-    >>> m.peak_bytes, m.end_bytes
-    (3000, 500)
+    >>> m.peak_bytes, m.end_bytes, m.phases
+    (3000, 500, {'forward': 3000})
     """
     if device is None:
         device = "cuda" if torch.cuda.is_initialized() else "cpu"
@@ -86,28 +102,57 @@ def measure_each(prepare: Iterable[Callable[[], Callable[[], object]]]) -> list[
     >>> [(m.peak_bytes, m.end_bytes) for m in measure_each([prepare, prepare])]
     [(160, 80), (160, 80)]
     """
+    marks = _Marks()
     durations_ns = []
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         for make in prepare:
             step = make()
-            _mark()
+            marks.begin(FORWARD)
             start_ns = time.perf_counter_ns()
-            result = step()
+            with _watched(marks.begin):
+                result = step()
             durations_ns.append(time.perf_counter_ns() - start_ns)
-            _mark()
+            marks.begin(None)
             del result, step
-    measured = _spans(_timeline(prof))[1::2]  # the others lie between two steps
-    return [Measurement(p, e, ns) for (p, e), ns in zip(measured, durations_ns, strict=True)]
+    steps = marks.steps(_spans(_timeline(prof))[1:])  # nothing is measured before the first mark
+    return [_measurement(phases, ns) for phases, ns in zip(steps, durations_ns, strict=True)]
+
+
+def _measurement(phases: Phases, duration_ns: int, **more: int) -> Measurement:
+    """The spans of one step, one after the other, as one."""
+    peaks: dict[str, int] = {}
+    live = 0
+    for n, (name, (peak, end)) in enumerate(phases):
+        is_last = n > 0 and n == len(phases) - 1 and name == FORWARD
+        name = UPDATE if is_last else name
+        peaks[name] = max(peaks.get(name, 0), live + peak)
+        live += end
+    return Measurement(max(peaks.values()), live, duration_ns, peaks, **more)
 
 
 def _measure_cpu(step: Callable[[], object], warmup: int) -> Measurement:
+    resident = 0
+
     def prepare() -> Callable[[], object]:
+        nonlocal resident
         for _ in range(warmup):
             step()
         gc.collect()
+        resident = _known_bytes()
         return step
 
-    return measure_each([prepare])[0]
+    (measured,) = measure_each([prepare])
+    return replace(measured, resident_bytes=resident)
+
+
+def _known_bytes() -> int:
+    """Bytes of the CPU tensors that Python knows, each storage once."""
+    storages = {}
+    for t in [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]:
+        with suppress(RuntimeError):  # some have no storage to speak of: sparse ones, those of a transform
+            if t.device.type == "cpu" and not compat.is_fake(t):
+                storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+    return sum(storages.values())
 
 
 def _measure_cuda(step: Callable[[], object], warmup: int, device: torch.device) -> Measurement:
@@ -115,22 +160,83 @@ def _measure_cuda(step: Callable[[], object], warmup: int, device: torch.device)
         step()
     gc.collect()
     torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
+    resident = before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    start_ns = time.perf_counter_ns()
-    result = step()
-    torch.cuda.synchronize(device)
-    duration_ns = time.perf_counter_ns() - start_ns
-    peak = torch.cuda.max_memory_allocated(device) - before
-    end = torch.cuda.memory_allocated(device) - before
+    phases: Phases = []
+    name = FORWARD
+    reserved = 0
+
+    def begin(next_name: str | None) -> None:
+        nonlocal name, before, reserved
+        torch.cuda.synchronize(device)
+        peak, now = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        phases.append((name, (peak - before, now - before)))
+        reserved = max(reserved, torch.cuda.max_memory_reserved(device))
+        torch.cuda.reset_peak_memory_stats(device)
+        name, before = next_name or FORWARD, now
+
+    with _watched(begin):
+        start_ns = time.perf_counter_ns()
+        result = step()
+        torch.cuda.synchronize(device)
+        duration_ns = time.perf_counter_ns() - start_ns
+        begin(None)
     del result
-    return Measurement(peak, end, duration_ns)
+    return _measurement(phases, duration_ns, resident_bytes=resident, reserved_bytes=reserved)
 
 
-def _mark() -> None:
-    """Leave a mark on the profiler's clock: here a measured step begins or ends."""
-    with record_function(MARK):
-        pass
+@contextmanager
+def _watched(begin: Callable[[str], None]) -> Iterator[None]:
+    """Say when autograd begins a backward pass, and when it is through; those within one do not count."""
+    depth = 0
+
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def running(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            if depth == 1:
+                begin(BACKWARD)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                depth -= 1
+                if depth == 0:
+                    begin(FORWARD)
+
+        return running
+
+    autograd = torch.autograd
+    with (
+        mock.patch.object(autograd, "backward", watched(autograd.backward)),
+        mock.patch.object(autograd, "grad", watched(autograd.grad)),
+    ):
+        yield
+
+
+class _Marks:
+    """Marks on the profiler's clock, and the phase that begins at each (None: no step is measured)."""
+
+    def __init__(self) -> None:
+        self.names: list[str | None] = []
+
+    def begin(self, name: str | None) -> None:
+        """A phase begins, and the one before it ends."""
+        with record_function(MARK):
+            pass
+        self.names.append(name)
+
+    def steps(self, spans: Iterable[Span]) -> list[Phases]:
+        """The phases of each step, given the spans from mark to mark."""
+        steps: list[Phases] = []
+        apart = True
+        for name, span in zip(self.names[:-1], spans, strict=True):
+            if apart:
+                steps.append([])
+            apart = name is None
+            if name is not None:
+                steps[-1].append((name, span))
+        return steps
 
 
 def _timeline(prof: profile) -> list[Event]:
@@ -149,7 +255,7 @@ def _timeline(prof: profile) -> list[Event]:
     return [event for _, event in sorted(timeline, key=lambda timed: timed[0])]
 
 
-def _spans(timeline: Iterable[Event]) -> list[tuple[int, int]]:
+def _spans(timeline: Iterable[Event]) -> list[Span]:
     """From the start, and from each mark, to the next mark: how far live bytes rose, peak and end.
 
     A free counts with the bytes seen allocated at its address. One of an unseen block does not:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,7 @@ from rematc.options import Options
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.resident import optimizer_bytes
+from rematc.versions import check_torch
 
 T = TypeVar("T")
 NO_LIMIT = Options(budget=None)
@@ -71,16 +73,26 @@ def plan_model(
     return done.problem, done.plan
 
 
+def without_memory() -> AbstractContextManager[Any]:
+    """Inside, tensors have shapes and no memory: a model is built, and planned for, that fits nowhere here.
+
+    >>> with without_memory():
+    ...     large, x = nn.Linear(100_000, 100_000), torch.ones(8, 100_000)
+    ...     problem, _ = plan_model(large, x, torch.sum, Options("80%", costs="h200"))
+    >>> problem.resident_bytes > 40_000_000_000
+    True
+    """
+    return compat.without_memory()
+
+
 def _traced(
     model: Any, inputs: Any, loss_fn: Callable[[Any], Any] | None, options: Options, action: Callable[..., T]
 ) -> T:
     """What ``action`` makes of the joint graph."""
-    compat.check_torch()
+    check_torch()
     args, kwargs = arguments(inputs)
     tracer = _Tracer(options, action)
-    step: Any = model
-    if loss_fn is not None:
-        step, args = _with_loss(loss_fn), (model, *args)
+    step, args = step_of(model, loss_fn, args)
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=cuda), torch.enable_grad(), compat.quiet_fake_tensors():
         try:
@@ -175,16 +187,21 @@ def _stop(*_: Any, **__: Any) -> Any:
     raise _Stop
 
 
-def _with_loss(loss_fn: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The step as one function. Its first argument is called ``self`` for the sake of module paths.
+def step_of(
+    model: Callable[..., Any], loss_fn: Callable[[Any], Any] | None, args: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step as one function, and its positional arguments.
 
-    Dynamo names modules by where it found them: so "layers.0" is "layers.0" with a loss and without.
+    Its first argument is called ``self`` for the sake of module paths: Dynamo names modules by where it found
+    them, so "layers.0" is "layers.0" with a loss and without.
     """
+    if loss_fn is None:
+        return model, args
 
     def step(self: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return loss_fn(self(*args, **kwargs))
 
-    return step
+    return step, (model, *args)
 
 
 def _refusal(error: Exception) -> CaptureError:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import corpus
 from benchmarks.corpus_random import layered
-from rematc import compat
+from rematc import versions
 from rematc.simulate import simulate
 from rematc.solve import solve
 
@@ -69,7 +69,7 @@ def test_random_graphs_have_the_edges_that_they_should() -> None:
 
 
 @pytest.mark.skipif(
-    compat.torch_version() not in compat.TESTED,
+    versions.torch_version() not in versions.TESTED,
     reason="the file was captured with a tested torch, and another one traces other ops",
 )
 def test_a_model_comes_out_the_same(fresh_dynamo: None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
@@ -160,6 +161,89 @@ def test_same_step_same_figures() -> None:
         model(x).sum().backward()
 
     assert len({taken(step, warmup=1) for _ in range(5)}) == 1
+
+
+class Scratch(torch.autograd.Function):
+    """A thousand bytes in forward, three thousand in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        block(1000)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        block(3000)
+        return g.clone()
+
+
+def test_each_phase_has_its_peak() -> None:
+    x = torch.ones(1, requires_grad=True)
+
+    def step() -> None:
+        Scratch.apply(x).backward()
+        block(500)
+
+    m = measure(step, device="cpu", warmup=1)
+    assert list(m.phases) == ["forward", "backward", "update"]
+    assert 1000 <= m.phases["forward"] < 1100 and 3000 <= m.phases["backward"] < 3100
+    assert 500 <= m.phases["update"] < 600 and m.peak_bytes == m.phases["backward"]
+
+
+def test_what_a_phase_leaves_counts_in_the_next() -> None:
+    x, kept = torch.ones(1, requires_grad=True), []
+
+    def step() -> None:
+        kept.append(block(700))
+        torch.autograd.grad(Scratch.apply(x), x)
+
+    m = measure(step, device="cpu")
+    assert 1700 <= m.phases["forward"] < 1800 and 3700 <= m.phases["backward"] < 3800
+    assert m.end_bytes == 700
+
+
+def test_accumulated_steps_have_the_same_phases() -> None:
+    x = torch.ones(1, requires_grad=True)
+
+    def step() -> None:
+        for _ in range(3):
+            Scratch.apply(x).backward()
+
+    assert set(measure(step, device="cpu").phases) == {"forward", "backward", "update"}
+
+
+def test_a_backward_pass_within_another_begins_no_phase() -> None:
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            with torch.enable_grad():
+                Scratch.apply(torch.ones(1, requires_grad=True)).backward()
+            block(200)
+            return g.clone()
+
+    x = torch.ones(1, requires_grad=True)
+    m = measure(lambda: Nested.apply(x).backward(), device="cpu", warmup=1)
+    assert m.phases["update"] < 200 < 3000 <= m.phases["backward"]
+
+
+def test_what_was_there_before_is_resident() -> None:
+    before = measure(lambda: None, device="cpu").resident_bytes
+    there = torch.ones(1000)
+    views = [there[:10], there.view(10, 100)]
+    after = measure(lambda: None, device="cpu").resident_bytes
+    assert before is not None and after is not None
+    assert after - before == 4000 and len(views) == 2
+
+
+def test_after_measuring_autograd_is_as_it_was() -> None:
+    entries = torch.autograd.backward, torch.autograd.grad
+    with pytest.raises(ZeroDivisionError):
+        measure(lambda: 1 / 0, device="cpu")
+    assert (torch.autograd.backward, torch.autograd.grad) == entries
 
 
 def test_an_unknown_device_is_refused() -> None:

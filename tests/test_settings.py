@@ -12,7 +12,7 @@ import torch._functorch.config as functorch_config
 from torch import Tensor
 
 import rematc
-from rematc import compat
+from rematc import versions
 from rematc.measure import measure
 from tests.small import (
     Block,
@@ -137,13 +137,13 @@ def test_by_name_with_wrong_options(
 
 def test_an_old_torch_is_refused() -> None:
     with pytest.raises(ImportError, match=r"needs torch 2\.11 or newer, and this is torch 2\.4: upgrade"):
-        compat.check_torch((2, 4))
+        versions.check_torch((2, 4))
 
 
 def test_an_untested_torch_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "rematc"):
-        compat.check_torch((2, 99))
-        compat.check_torch((2, 99))
+        versions.check_torch((2, 99))
+        versions.check_torch((2, 99))
     assert [r.getMessage()[:25] for r in caplog.records] == ["torch 2.99 is untested wi"]
 
 

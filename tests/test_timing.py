@@ -16,8 +16,9 @@ from torch import Tensor
 import rematc
 from rematc.backend import pose
 from rematc.cards import cards
-from rematc.costs import Call, Prices, Rates, Table, rates_of_card, table, time_ops, timing
+from rematc.costs import Call, Prices, Rates, Table, made_up, rates_of_card, table, time_ops, timing
 from rematc.costs.roofline import is_free
+from rematc.costs.workspace import workspaces
 from rematc.errors import OptionError
 from rematc.options import Options
 from tests.test_capture import joint_of
@@ -44,6 +45,14 @@ def test_what_has_effects_refuses_or_would_take_too_long_is_left_to_the_roofline
     too_slow = Call(aten.sin.default, (torch.ones(8),), {})
     expected = [(refused, 0), (too_slow, 10**12), (Call(print, (), {}), 0), (SMALL, 0)]
     assert list(timing.timings(expected, 60.0)) == [SMALL.key]
+
+
+def test_what_there_is_no_room_for_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MemoryError, match=r"its arguments take 0.0 GB on cpu"):
+        monkeypatch.setattr(made_up, "_free_bytes", lambda device: 4 << 20)
+        made_up.check_room(LARGE)
+    assert list(timing.timings([(LARGE, 0), (SMALL, 0)], 60.0)) == [SMALL.key]
+    assert workspaces([LARGE, SMALL]) == {LARGE.key: 0, SMALL.key: 0}
 
 
 def test_nothing_is_timed_when_the_time_is_up() -> None:

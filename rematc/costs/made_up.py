@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,26 @@ from rematc.costs.call import Call
 def may_run(call: Call) -> bool:
     """Has the op no effect beyond its results, as far as its namespace says?"""
     return compat.is_overload(call.target) and call.target.namespace in PURE_NAMESPACES
+
+
+def check_room(call: Call) -> None:
+    """Raise `MemoryError` where its arguments and results of the same size would not fit in free memory."""
+    sizes = {t.device: 0 for t in call.tensors()}
+    for t in call.tensors():
+        sizes[t.device] += compat.hint(t.numel()) * t.element_size()
+    for device, size in sizes.items():
+        if 2 * size > _free_bytes(device):
+            raise MemoryError(f"its arguments take {size / 1e9:.1f} GB on {device}")
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # a system that does not say
+        return math.inf
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)
 
 
 def made_up(vals: Any) -> Any:

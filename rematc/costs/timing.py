@@ -17,7 +17,7 @@ import torch
 
 from rematc import compat
 from rematc.costs.call import Call
-from rematc.costs.made_up import made_up, may_run
+from rematc.costs.made_up import check_room, made_up, may_run
 
 log = logging.getLogger(__name__)
 RUNS = 7
@@ -58,6 +58,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _median_ns(call: Call) -> int:
+    check_room(call)
     args, kwargs = made_up((call.args, call.kwargs))
     is_cuda = any(t.is_cuda for t in call.tensors())
 

@@ -14,7 +14,7 @@ import torch
 
 from rematc import compat
 from rematc.costs.call import Call
-from rematc.costs.made_up import made_up, may_run
+from rematc.costs.made_up import check_room, made_up, may_run
 from rematc.measure import measure_each
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,13 @@ def workspaces(calls: Iterable[Call]) -> dict[Hashable, int]:
 
 def _run(call: Call) -> Callable[[], object]:
     """Make the arguments, run once (a first run may set up what later ones keep), return a second run."""
-    args, kwargs = made_up((call.args, call.kwargs))
     target = call.target
     try:
+        check_room(call)
+        args, kwargs = made_up((call.args, call.kwargs))
         target(*args, **kwargs)
     except Exception as e:
-        log.info("the workspace of %s can't be measured (%s); taken as 0", target, e)
+        level = logging.WARNING if isinstance(e, MemoryError) else logging.INFO
+        log.log(level, "the workspace of %s can't be measured (%s); taken as 0", target, e)
         return lambda: None
     return lambda: target(*args, **kwargs)

@@ -1,0 +1,203 @@
+"""Is the promise kept, for this model on this machine? A step under the budget, beside one without rematc."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rematc.backend import backend
+from rematc.errors import CaptureError
+from rematc.measure import measure
+from rematc.options import Budget
+from rematc.plan import Plan
+from rematc.trace import arguments, step_of
+
+Gradients = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Predicted and measured, bytes with everything resident counted in.
+
+    ``difference`` is the largest between a gradient (or the loss) and that of ``reference``, as a share of
+    the largest number there; 0 means that all are the same to the bit. ``slowdown`` is the time of a step,
+    to that of a step of eager PyTorch.
+
+    ``reference`` is "eager PyTorch", or "Inductor alone" for a step that draws random numbers under Inductor:
+    those are other numbers than eager's, whoever plans.
+    """
+
+    budget_bytes: int | None
+    predicted_bytes: int
+    measured_bytes: int
+    resident_bytes: int
+    reference: str
+    difference: float
+    differs_most: str
+    slowdown: float
+    plans: tuple[Plan, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Was the measured peak within the budget?"""
+        return self.budget_bytes is None or self.measured_bytes <= self.budget_bytes
+
+    def __str__(self) -> str:
+        budget = "none" if self.budget_bytes is None else _mb(self.budget_bytes)
+        verdict = "" if self.budget_bytes is None else "within" if self.fits else "OVER THE BUDGET"
+        same = f"the same to the bit as those of {self.reference}"
+        off = f"off by {self.difference:.1e} of the largest number at most, in {self.differs_most}"
+        return "\n".join(
+            (
+                f"budget     {budget:>12}",
+                f"predicted  {_mb(self.predicted_bytes):>12}",
+                f"measured   {_mb(self.measured_bytes):>12}  {verdict}".rstrip(),
+                f"resident   {_mb(self.resident_bytes):>12}  of that, before the step",
+                f"step       {self.slowdown:>11.2f}x  of eager PyTorch's time, one step of each",
+                f"gradients  {f'{off}; to {self.reference}' if self.difference else same}",
+            )
+        )
+
+
+def verify(
+    model: Callable[..., Any],
+    inputs: Any,
+    budget: Budget,
+    loss_fn: Callable[[Any], Any] | None = None,
+    **settings: Any,
+) -> Verification:
+    """Run a step without rematc and one under ``budget``: is the peak within, are the gradients the same?
+
+    ``inputs`` and ``loss_fn`` are as for `rematc.explain`; without a loss function the model must return
+    the loss, one number. ``settings`` are those of `rematc.backend`. All steps begin with the same random
+    numbers and without gradients. Parameters, buffers, gradients and random number generators are left as
+    they were; the step without rematc must fit the machine.
+
+    Raises `BudgetError` where no plan fits, `CaptureError` for a step that is no loss to differentiate.
+
+    >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    >>> found = verify(model, torch.ones(32, 64), "100kB", torch.sum, inner="eager")
+    >>> found.fits, found.difference
+    (True, 0.0)
+    """
+    made = backend(budget, **settings)
+    args, kwargs = arguments(inputs)
+    run, args = step_of(model, loss_fn, args)
+    compiled = torch.compile(run, backend=made)
+    expected = _step(model, run, args, kwargs)
+    reference = "eager PyTorch"
+    if expected.is_random and made.options.inner == "inductor":
+        reference, eager_s = "Inductor alone", expected.seconds
+        expected = replace(_step(model, torch.compile(run), args, kwargs), seconds=eager_s)
+    _step(model, compiled, args, kwargs)  # compiles
+    found = _step(model, compiled, args, kwargs)
+    with _as_it_was(model):
+
+        def step() -> None:
+            compiled(*args, **kwargs).backward()
+            _clear(model)
+
+        peak_bytes = measure(step).peak_bytes
+    if not made.plans:
+        raise CaptureError("nothing was compiled with a backward pass: is the model in a no_grad block?")
+    resident = max(p.resident_bytes for p in made.problems)
+    name, difference = _difference(found.numbers, expected.numbers)
+    return Verification(
+        budget_bytes=made.plans[0].budget_bytes,
+        predicted_bytes=max(plan.peak_bytes for plan in made.plans),
+        measured_bytes=resident + peak_bytes,
+        resident_bytes=resident,
+        reference=reference,
+        difference=difference,
+        differs_most=name,
+        slowdown=found.seconds / expected.seconds,
+        plans=tuple(made.plans),
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The loss and the gradients of one step, its seconds, and whether it drew random numbers."""
+
+    numbers: Gradients
+    seconds: float
+    is_random: bool
+
+
+def _step(model: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> _Step:
+    """One step; the model is left as it was."""
+    with _as_it_was(model):
+        before = _random_states()
+        start = time.perf_counter()
+        loss = run(*args, **kwargs)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise CaptureError(
+                "verify needs a step that ends in a loss, one number that requires grad: "
+                "give loss_fn=, a function of what the model returns"
+            )
+        loss.backward()
+        if loss.is_cuda:
+            torch.cuda.synchronize(loss.device)
+        seconds = time.perf_counter() - start
+        found = {name: p.grad for name, p in _parameters(model).items()}
+        states = zip(before, _random_states(), strict=True)
+        is_random = not all(torch.equal(a, b) for a, b in states)
+        return _Step({"the loss": loss.detach(), **found}, seconds, is_random)
+
+
+def _random_states() -> list[Tensor]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+@contextmanager
+def _as_it_was(model: Any) -> Iterator[None]:
+    """Without gradients inside; afterwards gradients, buffers and random numbers are what they were."""
+    gradients = {name: p.grad for name, p in _parameters(model).items()}
+    buffers = [(b, b.clone()) for b in model.buffers()] if isinstance(model, nn.Module) else []
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=cuda):
+        _clear(model)
+        try:
+            yield
+        finally:
+            for name, p in _parameters(model).items():
+                p.grad = gradients[name]
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+def _clear(model: Any) -> None:
+    for p in _parameters(model).values():
+        p.grad = None
+
+
+def _parameters(model: Any) -> dict[str, nn.Parameter]:
+    return dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+
+
+def _difference(found: Gradients, expected: Gradients) -> tuple[str, float]:
+    """Where they differ most, and by what share of the largest number expected there."""
+    worst = ("", 0.0)
+    for name, gradient in expected.items():
+        mine = found[name]
+        if gradient is None or mine is None:
+            off = 0.0 if gradient is mine else float("inf")
+        elif torch.equal(gradient, mine):
+            off = 0.0
+        else:
+            scale = gradient.abs().max().item() or 1.0
+            off = (gradient - mine).abs().max().item() / scale
+        worst = max(worst, (name, off), key=lambda w: w[1] if w[1] == w[1] else float("inf"))
+    return worst
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"

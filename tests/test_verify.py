@@ -1,0 +1,123 @@
+"""`rematc.verify`: what it says is what is so, also where the promise is broken, and it leaves no trace."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rematc
+from rematc.measure import measure
+from rematc.options import Options
+from rematc.trace import plan_model
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+class Block(nn.Module):
+    """With state, random numbers and room to recompute."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.2)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+        return out
+
+
+def given() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(3)
+    return nn.Sequential(*(Block() for _ in range(4))), torch.randn(256, 32)
+
+
+def mean_square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+def budget_of(model: nn.Module, x: Tensor) -> int:
+    problem, plan = plan_model(model, x, mean_square, Options(None, "eager"))
+    return problem.resident_bytes + (plan.peak_bytes - problem.resident_bytes) * 3 // 4
+
+
+def test_op_by_op_the_peak_is_as_predicted_and_gradients_are_eager_s() -> None:
+    model, x = given()
+    budget = budget_of(model, x)
+    found = rematc.verify(model, x, budget, mean_square, inner="eager")
+    assert found.fits and found.difference == 0.0 and found.reference == "eager PyTorch"
+    assert found.measured_bytes == found.predicted_bytes <= budget == found.budget_bytes
+    assert found.plans[0].cost_ns > 0 and found.slowdown > 0
+    said = str(found)
+    assert "within" in said and "the same to the bit as those of eager PyTorch" in said
+    assert f"{budget / 1e6:.2f} MB" in said
+
+
+def test_under_inductor_random_numbers_are_compared_with_inductor_s() -> None:
+    model, x = given()
+    found = rematc.verify(model, x, None, mean_square)
+    assert found.reference == "Inductor alone"
+    assert found.difference < 1e-4 and found.fits
+    assert found.measured_bytes <= found.predicted_bytes
+
+
+def test_a_model_and_the_random_numbers_are_left_as_they_were() -> None:
+    model, x = given()
+    model(x).sum().backward()
+    before = [t.clone() for t in (*model.parameters(), *model.buffers())]
+    gradients = [p.grad for p in model.parameters()]
+    state = torch.get_rng_state()
+    rematc.verify(model, x, None, mean_square, inner="eager")
+    after = (*model.parameters(), *model.buffers())
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class _Wrong(torch.autograd.Function):
+    """Its gradient is right in eager PyTorch and wrong where it is compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * (3 if torch.compiler.is_compiling() else 2)
+
+
+def test_a_gradient_that_is_wrong_is_seen() -> None:
+    linear = nn.Linear(4, 1)
+    found = rematc.verify(linear, torch.ones(3, 4), None, lambda y: _Wrong.apply(y).sum(), inner="eager")
+    assert found.difference == pytest.approx(0.5)
+    assert "off by 5.0e-01" in str(found) and "weight" in found.differs_most
+
+
+def test_a_budget_that_is_broken_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By memory that nothing told of: the loss is made of a large tensor that is not the graph's."""
+    model, x = nn.Linear(4, 1), torch.ones(3, 4)
+
+    def wasteful(step: Any, **settings: Any) -> Any:
+        waste: list[Tensor] = []
+        return measure(lambda: [waste.append(torch.ones(1000)), step()], **settings)
+
+    monkeypatch.setattr(importlib.import_module("rematc.verify"), "measure", wasteful)
+    found = rematc.verify(model, x, 1000, torch.sum, inner="eager")
+    assert not found.fits and found.measured_bytes > 4000
+    assert "OVER THE BUDGET" in str(found)
+
+
+def test_what_is_no_loss_is_refused() -> None:
+    with pytest.raises(rematc.CaptureError, match="give loss_fn="):
+        rematc.verify(nn.Linear(4, 2), torch.ones(3, 4), None, inner="eager")
+
+
+def test_a_budget_that_can_t_be_met_is_refused() -> None:
+    model, x = given()
+    with pytest.raises(rematc.BudgetError, match="the smallest that there is a plan for"):
+        rematc.verify(model, x, 1000, mean_square, inner="eager")
+    assert all(p.grad is None for p in model.parameters())
