@@ -48,8 +48,8 @@ def test_what_has_effects_refuses_or_would_take_too_long_is_left_to_the_roofline
 
 
 def test_what_there_is_no_room_for_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_up, "_free_bytes", lambda device: 4 << 20)
     with pytest.raises(MemoryError, match=r"its arguments take 0.0 GB on cpu"):
-        monkeypatch.setattr(made_up, "_free_bytes", lambda device: 4 << 20)
         made_up.check_room(LARGE)
     assert list(timing.timings([(LARGE, 0), (SMALL, 0)], 60.0)) == [SMALL.key]
     assert workspaces([LARGE, SMALL]) == {LARGE.key: 0, SMALL.key: 0}
