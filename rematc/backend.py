@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +23,14 @@ from rematc.passes import canonicalize, split
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.resident import epilogue_bytes, optimizer_bytes, resident_bytes
-from rematc.simulate import validate
+from rematc.simulate import judged, validate
 from rematc.solve import solve
+from rematc.steps import ALONE, Given, GraphOfStep, Made, Steps
 from rematc.target import Target, device_of, target_of
 from rematc.versions import check_torch
 
 log = logging.getLogger(__name__)
+_STEPS: weakref.WeakValueDictionary[Options, Steps] = weakref.WeakValueDictionary()
 
 
 def backend(
@@ -80,6 +84,8 @@ class Backend:
         self.options = options
         self.plans: list[Plan] = []
         self.problems: list[Problem] = []
+        # Blocks that are compiled one by one may each have a backend of their own; they are equal, and share.
+        self._steps = _STEPS.setdefault(options, Steps(options.solve))
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         """Compile one graph. An error of ours is raised by the first call of what is returned.
@@ -87,32 +93,13 @@ class Backend:
         Raised here it would come wrapped in Dynamo's words, or, with ``suppress_errors``, be
         dropped and the model run with no budget at all.
         """
+        compiler = _Compiler(self, gm)
         try:
-            state = optimizer_bytes(self.options.optimizer, inputs)
-            if self.options.inner == "eager":
-                return compat.aot_eager(gm, inputs, partition_fn=self._partition(state), compiler=op_by_op)
-            from rematc.inductor import compile_as_planned
-            from rematc.partitioner import Partitioner
-
-            partitioner = Partitioner(self.options, self._record, state, planned=True)
-            return compile_as_planned(gm, inputs, partitioner)
-        except Exception as e:
-            ours = _our_error(e)
-            if ours is None:
-                raise
-            return _raiser(ours)
-
-    def _partition(self, state_bytes: int) -> Callable[..., Any]:
-        def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
-            done = partition(joint, num_fwd_outputs, self.options, state_bytes)
-            self._record(done)
-            return done.forward, done.backward
-
-        return partition_fn
-
-    def _record(self, done: Partitioned) -> None:
-        self.plans.append(done.plan)
-        self.problems.append(done.problem)
+            if self.options.budget is None:
+                return compiler(inputs, ALONE).run
+            return GraphOfStep(self._steps, compiler, inputs)
+        except RematcError as e:
+            return _raiser(e)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Backend) and self.options == other.options
@@ -122,6 +109,48 @@ class Backend:
 
     def __repr__(self) -> str:
         return f"rematc.backend(budget={self.options.budget!r}, inner={self.options.inner!r})"
+
+
+class _Compiler:
+    """Compiles a graph for a backend, as often as it takes; the backend has the plan of the last time."""
+
+    def __init__(self, backend: Backend, gm: fx.GraphModule) -> None:
+        self.backend = backend
+        self.gm = gm
+        self.place: int | None = None  # among the backend's plans
+
+    def __call__(self, inputs: Any, given: Given) -> Made:
+        """Compile; raises errors of ours as they are."""
+        options, done = self.backend.options, list[Partitioned]()
+        gm = fx.GraphModule(self.gm, copy.deepcopy(self.gm.graph))  # compilers change what they are given
+        try:
+            state = optimizer_bytes(options.optimizer, inputs)
+            if options.inner == "eager":
+                partition_fn = partitions(options, done.append, state, given)
+                run = compat.aot_eager(gm, inputs, partition_fn=partition_fn, compiler=op_by_op)
+            else:
+                from rematc.inductor import compile_as_planned
+                from rematc.partitioner import Partitioner
+
+                partitioner = Partitioner(options, done.append, state, given, planned=True)
+                run = compile_as_planned(gm, inputs, partitioner)
+        except Exception as e:
+            if (ours := _our_error(e)) is not None and ours is not e:
+                raise ours from None
+            raise
+        if not done:
+            return Made(run)
+        self._record(done[-1])
+        return Made(run, done[-1].problem, done[-1].plan, options.reserve_bytes + state)
+
+    def _record(self, done: Partitioned) -> None:
+        plans, problems = self.backend.plans, self.backend.problems
+        if self.place is None:
+            self.place = len(plans)
+            plans.append(done.plan)
+            problems.append(done.problem)
+        else:
+            plans[self.place], problems[self.place] = done.plan, done.problem
 
 
 @dataclass(frozen=True)
@@ -134,28 +163,43 @@ class Partitioned:
     plan: Plan
 
 
+def partitions(
+    options: Options, record: Callable[[Partitioned], object], state_bytes: int = 0, given: Given = ALONE
+) -> Callable[..., Any]:
+    """`partition` as AOTAutograd calls it."""
+
+    def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        done = partition(joint, num_fwd_outputs, options, state_bytes, given)
+        record(done)
+        return done.forward, done.backward
+
+    return partition_fn
+
+
 def partition(
     joint: fx.GraphModule,
     num_fwd_outputs: int,
     options: Options,
     state_bytes: int = 0,
+    given: Given = ALONE,
     *,
     planned: bool = False,
 ) -> Partitioned:
     """Joint graph -> problem -> plan -> forward and backward.
 
-    ``planned``: Inductor will compile them as planned, see `rematc.inductor.compile_as_planned`.
+    ``given``: what other graphs of the step leave to it. ``planned``: Inductor will compile them as planned,
+    see `rematc.inductor.compile_as_planned`.
     """
     target = target_of(joint, options)
-    captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, target)
+    captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode
 
         peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
-        fitted = fit(problem, options.solve, peak)
+        fitted = fit(problem, options.solve, peak, given.plan)
         problem, plan = fitted.problem, fitted.plan
     else:
-        plan = solve(problem, options.solve)
+        plan = judged(problem, given.plan) if given.plan else solve(problem, options.solve)
         validate(problem, plan)
     if target.note:
         plan = replace(plan, notes=(*plan.notes, target.note))
@@ -169,6 +213,7 @@ def pose(
     num_fwd_outputs: int,
     options: Options,
     state_bytes: int = 0,
+    given: Given = ALONE,
     target: Target | None = None,
 ) -> tuple[Capture, Problem]:
     """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
@@ -179,8 +224,11 @@ def pose(
     nodes = [nodes[0] for nodes in captured.nodes]
     prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")
     costs = tuple(map(prices.of, nodes))
-    resident = resident_bytes(captured.graph, device_of(joint)) + options.reserve_bytes + state_bytes
-    budget = parse_budget(options.budget, target.memory_bytes)
+    resident = given.resident_bytes
+    if resident is None:
+        there = resident_bytes(captured.graph, device_of(joint), given.others_bytes)
+        resident = there + options.reserve_bytes + state_bytes
+    budget = given.budget_bytes or parse_budget(options.budget, target.memory_bytes)
     problem = Problem(captured.graph, costs, budget, resident, epilogue_bytes(joint, captured))
     if options.inner == "eager":
         return captured, problem

@@ -240,6 +240,13 @@ def fake_mode_of(tensors: Iterable[Any]) -> AbstractContextManager[Any]:
     return next((m for m in modes if m is not None), None) or fake_tensors()
 
 
+def is_traced() -> bool:
+    """Do modes watch what runs? Then it may be for show, or end up in a graph."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return _get_current_dispatch_mode() is not None
+
+
 def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any] | None:
     """The graph as Python code that takes one list and empties it; None if this torch writes no such code."""
     codegen = getattr(fx.graph, "_BoxedCodeGen", None)

@@ -10,7 +10,7 @@ from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.simulate import validate
+from rematc.simulate import judged, validate
 from rematc.solve import refusal, solve
 
 log = logging.getLogger(__name__)
@@ -33,14 +33,19 @@ class Fitted:
     plan: Plan
 
 
-def fit(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode) -> Fitted:
+def fit(
+    problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode, given: Plan | None = None
+) -> Fitted:
     """The cheapest plan found whose lowered code stays within the budget.
 
     The solver counts what the graph says, the code needs more (an order that the compiler changed) or less
     (what is done in place). The difference at one plan is taken for that of the next, lowered in turn.
     The bound is the lowest of all rounds: it holds for each difference that was met. Raises `BudgetError`,
-    with the smallest budget that is accepted, where no code fits.
+    with the smallest budget that is accepted, where no code fits. A plan that is ``given`` is tried first,
+    and taken if its code fits.
     """
+    if given is not None and _fits(found := _lowered(problem, judged(problem, given), peak_of_code)):
+        return Fitted(found.problem, _noted(found.plan))
     best: Fitted | None = None
     learned, solve_s, bound_ns = problem, 0.0, None
     for _ in range(ROUNDS):

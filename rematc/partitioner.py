@@ -12,6 +12,7 @@ from rematc import compat
 from rematc.backend import Partitioned, partition
 from rematc.options import Budget, Options, SolveOptions
 from rematc.plan import Plan
+from rematc.steps import ALONE, Given
 
 _Base: Any = compat.partitioner_base()
 
@@ -22,17 +23,19 @@ class Partitioner(_Base):
     def __init__(
         self,
         options: Options,
-        record: Callable[[Partitioned], None] | None = None,
+        record: Callable[[Partitioned], object] | None = None,
         state_bytes: int = 0,
+        given: Given = ALONE,
         planned: bool = False,
     ) -> None:
-        self.options, self.state_bytes, self.planned = options, state_bytes, planned
+        self.options, self.state_bytes, self.given, self.planned = options, state_bytes, given, planned
         self.plans: list[Plan] = []
         self.record = record
 
     def __call__(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         """Split a joint graph as the plan says."""
-        done = partition(joint, num_fwd_outputs, self.options, self.state_bytes, planned=self.planned)
+        options, given = self.options, self.given
+        done = partition(joint, num_fwd_outputs, options, self.state_bytes, given, planned=self.planned)
         self.plans.append(done.plan)
         if self.record is not None:
             self.record(done)
@@ -40,22 +43,28 @@ class Partitioner(_Base):
 
     def uuid(self) -> str:
         """Names the settings: Inductor's cache key."""
-        options, state_bytes = self.__getstate__()
-        return f"rematc-{options!r}-{state_bytes}"
+        return "rematc-" + "-".join(map(repr, self.__getstate__()))
 
-    def __getstate__(self) -> tuple[Options, int]:
+    def __getstate__(self) -> tuple[Options, int, Given]:
         """Settings alone: Inductor hashes this state, and what was planned so far is no setting.
 
         Of the optimizer only its bytes count: it may be a function that can't be pickled.
         """
-        return replace(self.options, optimizer=None), self.state_bytes
+        return replace(self.options, optimizer=None), self.state_bytes, self.given
 
-    def __setstate__(self, state: tuple[Options, int]) -> None:
-        self.__init__(state[0], state_bytes=state[1])  # type: ignore[misc]
+    def __setstate__(self, state: tuple[Options, int, Given]) -> None:
+        options, state_bytes, given = state
+        self.__init__(options, None, state_bytes, given)  # type: ignore[misc]
 
 
 def partitioner(
-    budget: Budget, *, reserve: int | str = 0, time_limit_s: float = 20.0, gap: float = 0.01
+    budget: Budget,
+    *,
+    reserve: int | str = 0,
+    time_limit_s: float = 20.0,
+    gap: float = 0.01,
+    costs: str = "auto",
+    measure_s: float = 20.0,
 ) -> Partitioner:
     """A ``custom_partitioner_fn`` for Inductor, for those who can set only that.
 
@@ -66,4 +75,5 @@ def partitioner(
     >>> rematc.partitioner(budget="20GB").plans
     []
     """
-    return Partitioner(Options(budget, "inductor", reserve, None, SolveOptions(time_limit_s, gap)))
+    solve = SolveOptions(time_limit_s, gap)
+    return Partitioner(Options(budget, "inductor", reserve, None, solve, costs, measure_s))

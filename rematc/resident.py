@@ -13,11 +13,11 @@ from rematc.errors import OptionError
 from rematc.graph import Graph
 
 
-def resident_bytes(graph: Graph, device: torch.device) -> int:
-    """Bytes resident before the step: what the allocator says on CUDA, else the graph's inputs."""
+def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) -> int:
+    """Bytes resident before the graph runs: on CUDA as the allocator says, else its inputs and the others."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
-    return sum(graph.storage_bytes[s] for s in graph.resident)
+    return others_bytes + sum(graph.storage_bytes[s] for s in graph.resident)
 
 
 def epilogue_bytes(joint: fx.GraphModule, captured: Capture) -> int:

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import rematc
-from rematc.backend import pose
+from rematc.backend import partition, pose
 from rematc.cards import cards
 from rematc.costs import Call, Prices, Rates, Table, made_up, rates_of_card, table, time_ops, timing
 from rematc.costs.roofline import is_free
@@ -240,13 +239,11 @@ def test_products_in_tf32_are_faster_where_torch_may_use_them() -> None:
 
 def test_a_plan_for_a_card_says_so_and_knows_its_memory(timed: Timed) -> None:
     joint, outputs = joint_of(model, leaf(64, 64), leaf(64, 64))
-    done = rematc.backend("50%", inner="eager", costs="rtx4090")
-    result = done._partition(0)(joint, None, num_fwd_outputs=outputs)
-    assert len(result) == 2 and not timed
-    (plan,) = done.plans
-    assert plan.budget_bytes == 12_000_000_000
-    assert any("GeForce RTX 4090" in note for note in plan.notes)
-    assert all(size % 512 == 0 for size in done.problems[0].graph.storage_bytes)
+    done = partition(joint, outputs, Options("50%", "eager", costs="rtx4090"))
+    assert not timed
+    assert done.plan.budget_bytes == 12_000_000_000
+    assert any("GeForce RTX 4090" in note for note in done.plan.notes)
+    assert all(size % 512 == 0 for size in done.problem.graph.storage_bytes)
 
 
 @pytest.mark.parametrize("spelling", ["H100", "h-100", "NVIDIA H100"])

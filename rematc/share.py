@@ -1,0 +1,131 @@
+"""Several graphs in one step, one budget: which plan each of them gets.
+
+A step runs the forward passes of its calls 1 to n one after the other, and their backward passes in the
+opposite order. While call t runs, what the calls before it keep for their backward passes is there, and,
+in its backward pass, the gradients that those after it have left. With one plan for each graph, however
+often it is called, and the least time in all, that is a small MILP:
+
+    sum of kept[i], i < t  +  peak[t]  +  sum of left[i], i > t  <=  budget    for each t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rematc.graph import Graph
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.solve.model import Model, Term
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a graph under one plan takes, in bytes above what is resident.
+
+    ``peak_bytes`` while it runs, ``kept_bytes`` from its forward pass to its backward pass, and
+    ``left_bytes``, gradients, from there on.
+    """
+
+    cost_ns: int
+    peak_bytes: int
+    kept_bytes: int
+    left_bytes: int
+
+
+def use_of(problem: Problem, plan: Plan) -> Use:
+    """The use of ``problem``'s graph under ``plan``."""
+    graph = problem.graph
+    return Use(
+        cost_ns=plan.cost_ns,
+        peak_bytes=plan.peak_bytes - problem.resident_bytes,
+        kept_bytes=_bytes(graph, (*graph.outputs, *plan.saved)),
+        left_bytes=_bytes(graph, graph.gradients),
+    )
+
+
+def beside(calls: Sequence[int], uses: Sequence[Use], graph: int) -> int:
+    """The most that the other calls hold while a call of ``graph`` runs; ``uses`` has one for each graph.
+
+    >>> beside([0, 1, 0], [Use(0, 9, 4, 2), Use(0, 9, 5, 3)], 0)
+    9
+    """
+    return max(
+        sum(uses[g].kept_bytes for g in calls[:t]) + sum(uses[g].left_bytes for g in calls[t + 1 :])
+        for t, called in enumerate(calls)
+        if called == graph
+    )
+
+
+def share(calls: Sequence[int], uses: Sequence[Sequence[Use]], budget_bytes: int) -> tuple[int, ...] | None:
+    """The position in ``uses[g]`` of the plan for each graph g; None if no choice keeps the budget.
+
+    ``calls`` are the graphs in the order of their forward passes, ``budget_bytes`` is what is left above
+    what is resident.
+
+    >>> lavish, frugal = Use(0, 12, 8, 1), Use(5, 9, 2, 1)
+    >>> share([0, 0], [[lavish, frugal]], 20), share([0, 0], [[lavish, frugal]], 19)
+    ((0,), (1,))
+    """
+    model, chosen = _formulated(calls, uses)
+    unit = float(max(budget_bytes, 1))
+    for row in _rows(calls, uses, chosen):
+        model.row([(x, size / unit) for x, size in row], budget_bytes / unit)
+    values = model.solve(gap=0.0).values
+    return None if values is None else _read(chosen, values)
+
+
+def smallest(calls: Sequence[int], uses: Sequence[Sequence[Use]]) -> int:
+    """The smallest budget, above what is resident, for which `share` has an answer.
+
+    >>> smallest([0, 0], [[Use(0, 12, 8, 1), Use(5, 9, 2, 1)]])
+    11
+    """
+    model, chosen = _formulated(calls, uses, with_cost=False)
+    rows = _rows(calls, uses, chosen)
+    unit = float(sum(size for row in rows for _, size in row) or 1)
+    peak = model.variable(cost=1.0, integer=False)
+    for row in rows:
+        model.row([*((x, size / unit) for x, size in row), (peak, -1.0)], 0.0)
+    values = model.solve(gap=0.0).values
+    assert values is not None
+    picked = [options[o] for options, o in zip(uses, _read(chosen, values), strict=True)]
+    return max(picked[g].peak_bytes + beside(calls, picked, g) for g in set(calls))
+
+
+def _formulated(
+    calls: Sequence[int], uses: Sequence[Sequence[Use]], *, with_cost: bool = True
+) -> tuple[Model, list[list[int]]]:
+    """A variable for each graph and plan; one plan for each graph."""
+    model, chosen = Model(), list[list[int]]()
+    longest = float(max(1, *(u.cost_ns for options in uses for u in options)))
+    for g, options in enumerate(uses):
+        weight = calls.count(g) / longest if with_cost else 0.0
+        chosen.append([model.variable(cost=weight * u.cost_ns) for u in options])
+        model.row([(x, 1.0) for x in chosen[-1]], 1.0)
+        model.row([(x, -1.0) for x in chosen[-1]], -1.0)
+    return model, chosen
+
+
+def _rows(calls: Sequence[int], uses: Sequence[Sequence[Use]], chosen: list[list[int]]) -> list[list[Term]]:
+    """The bytes that each choice adds, while each call runs."""
+    rows = []
+    for t, called in enumerate(calls):
+        rows.append(
+            [
+                (x, float(calls[:t].count(g) * use.kept_bytes + calls[t + 1 :].count(g) * use.left_bytes)
+                 + (use.peak_bytes if g == called else 0))
+                for g, options in enumerate(uses)
+                for x, use in zip(chosen[g], options, strict=True)
+            ]
+        )  # fmt: skip
+    return rows
+
+
+def _read(chosen: list[list[int]], values: Sequence[float]) -> tuple[int, ...]:
+    return tuple(max(range(len(xs)), key=lambda o, xs=xs: values[xs[o]]) for xs in chosen)  # type: ignore[misc]
+
+
+def _bytes(graph: Graph, values: tuple[int, ...]) -> int:
+    storages = {graph.values[v].storage for v in values} - graph.resident
+    return sum(graph.storage_bytes[s] for s in storages)

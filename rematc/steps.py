@@ -1,0 +1,195 @@
+"""What runs in one step: the first shows which graphs there are, from the second on they share the budget.
+
+Dynamo compiles a model of several graphs (graph breaks, blocks compiled one by one) one after the other, and
+runs each before it finds the next. So the first graph is planned as if it were alone, and each later one with
+what those before it keep; what that needs above the budget is said. When the next step begins all graphs are
+known: each gets a plan by `rematc.share`, and is compiled once more where that is another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rematc import compat
+from rematc.choose import choices
+from rematc.errors import BudgetError
+from rematc.options import SolveOptions
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.share import Use, beside, share, smallest, use_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A graph that was compiled. One without a backward pass has neither problem nor plan.
+
+    ``beside_bytes`` are kept free for what is not there yet: a reserve, the state of an optimizer.
+    """
+
+    run: Callable[..., Any]
+    problem: Problem | None = None
+    plan: Plan | None = None
+    beside_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Given:
+    """How a graph is to be compiled where it is not alone.
+
+    ``others_bytes``: kept by other graphs, in the first step. ``resident_bytes``: all that is there beside
+    the graph while it runs, once that is known. ``plan`` is taken as it is, ``budget_bytes`` in place of the
+    budget.
+    """
+
+    others_bytes: int = 0
+    resident_bytes: int | None = None
+    plan: Plan | None = None
+    budget_bytes: int | None = None
+
+
+ALONE = Given()
+Compile = Callable[[Any, Given], Made]
+
+
+class GraphOfStep:
+    """A graph as Dynamo calls it."""
+
+    def __init__(self, steps: Steps, compile: Compile, inputs: Any) -> None:
+        self.steps, self.compile = steps, compile
+        self.options: tuple[Plan, ...] = ()  # to choose from, until one is chosen
+        self.made = steps.first(self, inputs)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run forward."""
+        if self.made.plan is None:
+            return self.made.run(*args)
+        self.steps.begin(self, args)
+        results = self.made.run(*args)
+        self.steps.ran(self, args, results)
+        return results
+
+    @property
+    def uses(self) -> list[Use]:
+        """Of the plans to choose from, or of the one that it has."""
+        assert self.made.problem is not None and self.made.plan is not None
+        return [use_of(self.made.problem, plan) for plan in self.options or (self.made.plan,)]
+
+
+@dataclass
+class _Call:
+    """One forward pass: the storages of its inputs and results, and whether its backward pass is to come."""
+
+    graph: GraphOfStep
+    inputs: dict[int, int]
+    results: dict[int, int]
+    nodes: list[Callable[[], Any]] = field(default_factory=list)
+    is_through: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Is what it keeps still there? Not once backward has begun, or nobody can ask for that any more."""
+        return not self.is_through and any(node() is not None for node in self.nodes)
+
+
+class Steps:
+    """The calls of the step that runs, of all graphs that share a budget."""
+
+    def __init__(self, solve: SolveOptions) -> None:
+        self.solve = solve
+        self.calls: list[_Call] = []
+        self.last: list[_Call] = []
+        self.known: set[tuple[int, ...]] = set()
+
+    def first(self, graph: GraphOfStep, inputs: Any) -> Made:
+        """Compile a graph that was just found, with what the running step keeps by now."""
+        others = sum(call.graph.uses[0].kept_bytes for call in self.calls if call.is_open)
+        try:
+            return graph.compile(inputs, Given(others))
+        except BudgetError as e:
+            if not others:
+                raise
+            log.warning(
+                "one step runs several graphs, and this first one needs %.2f MB, which is above the budget: "
+                "from the next step on they share it",
+                e.minimum_bytes / 1e6,
+            )
+            return graph.compile(inputs, Given(others, budget_bytes=e.minimum_bytes))
+
+    def begin(self, graph: GraphOfStep, args: tuple[Any, ...]) -> None:
+        """A graph is about to run forward; if all before it are through, a step begins."""
+        if not any(call.is_open for call in self.calls):
+            last, self.calls = self.calls, []
+            sequence = tuple(id(call.graph) for call in last)
+            if len(last) > 1 and graph is last[0].graph and sequence not in self.known:
+                self.known.add(sequence)
+                self.last = last
+                self._find_options()
+        if graph.options:
+            self._choose(graph, list(args))
+
+    def ran(self, graph: GraphOfStep, args: tuple[Any, ...], results: Any) -> None:
+        """It ran forward: what it keeps is there until its backward pass begins."""
+        made = {key for call in self.calls for key in call.results}
+        inputs = {key: size for key, size in _storages(args) if key not in made}
+        call = _Call(graph, inputs, dict(_storages(results)))
+        for node in {t.grad_fn for t in _tensors(results) if t.grad_fn is not None}:
+            call.nodes.append(weakref.ref(node))
+            node.register_prehook(lambda _: setattr(call, "is_through", True))
+        self.calls.append(call)
+
+    def _find_options(self) -> None:
+        for graph in self._graphs:
+            problem, plan = graph.made.problem, graph.made.plan
+            assert problem is not None and plan is not None
+            if problem.budget_bytes is not None:
+                graph.options = (plan, *choices(problem, self.solve))
+
+    def _choose(self, graph: GraphOfStep, args: list[Any]) -> None:
+        """Compile ``graph`` anew with its share of the budget. Those chosen before it have their plans."""
+        graphs, problem = self._graphs, graph.made.problem
+        assert problem is not None and problem.budget_bytes is not None
+        calls = [graphs.index(call.graph) for call in self.last]
+        uses, resident = [g.uses for g in graphs], self._resident_bytes()
+        choice = share(calls, uses, problem.budget_bytes - resident)
+        if choice is None:
+            kept = [(f"kept by graph {n}", min(use.kept_bytes for use in u)) for n, u in enumerate(uses)]
+            raise BudgetError(
+                problem.budget_bytes,
+                resident + smallest(calls, uses),
+                step=f"{len(calls)} graphs in one step",
+                largest=tuple(sorted(kept, key=lambda k: -k[1])[:3]),
+                resident_bytes=resident,
+            )
+        mine, picked = graphs.index(graph), [u[o] for u, o in zip(uses, choice, strict=True)]
+        plan, graph.options = graph.options[choice[mine]], ()
+        graph.made = graph.compile(args, Given(0, resident + beside(calls, picked, mine), plan))
+
+    @property
+    def _graphs(self) -> list[GraphOfStep]:
+        """Those of the last step, each once, in order."""
+        return list(dict.fromkeys(call.graph for call in self.last))
+
+    def _resident_bytes(self) -> int:
+        """What is there before the step: all that its graphs read and none makes, each storage once."""
+        inputs: dict[int, int] = {}
+        for call in self.last:
+            inputs |= call.inputs
+        return sum(inputs.values()) + max(g.made.beside_bytes for g in self._graphs)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (v for v in values if isinstance(v, torch.Tensor))
+
+
+def _storages(values: Any) -> Iterator[tuple[int, int]]:
+    """Key and bytes of each storage."""
+    for t in _tensors(values):
+        yield compat.storage_key(t), t.untyped_storage().nbytes()
