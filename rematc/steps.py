@@ -104,6 +104,7 @@ class Steps:
 
     def __init__(self, solve: SolveOptions) -> None:
         self.solve = solve
+        self.budget_bytes: int | None = None
         self.calls: list[_Call] = []
         self.last: list[_Call] = []
         self.known: set[tuple[int, ...]] = set()
@@ -112,10 +113,14 @@ class Steps:
         """Compile a graph that was just found, with what the running step keeps by now."""
         others = sum(call.graph.uses[0].kept_bytes for call in self.calls if call.is_open)
         try:
-            return graph.compile(inputs, Given(others))
+            made = graph.compile(inputs, Given(others))
+            if made.problem is not None:
+                self.budget_bytes = made.problem.budget_bytes
+            return made
         except BudgetError as e:
             if not others:
                 raise
+            self.budget_bytes = e.budget_bytes
             log.warning(
                 "one step runs several graphs, and this first one needs %.2f MB, which is above the budget: "
                 "from the next step on they share it",
@@ -148,21 +153,20 @@ class Steps:
     def _find_options(self) -> None:
         for graph in self._graphs:
             problem, plan = graph.made.problem, graph.made.plan
-            assert problem is not None and plan is not None
-            if problem.budget_bytes is not None:
+            if problem is not None and plan is not None and self.budget_bytes is not None:
                 graph.options = (plan, *choices(problem, self.solve))
 
     def _choose(self, graph: GraphOfStep, args: list[Any]) -> None:
         """Compile ``graph`` anew with its share of the budget. Those chosen before it have their plans."""
-        graphs, problem = self._graphs, graph.made.problem
-        assert problem is not None and problem.budget_bytes is not None
+        graphs = self._graphs
+        assert self.budget_bytes is not None
         calls = [graphs.index(call.graph) for call in self.last]
         uses, resident = [g.uses for g in graphs], self._resident_bytes()
-        choice = share(calls, uses, problem.budget_bytes - resident)
+        choice = share(calls, uses, self.budget_bytes - resident)
         if choice is None:
             kept = [(f"kept by graph {n}", min(use.kept_bytes for use in u)) for n, u in enumerate(uses)]
             raise BudgetError(
-                problem.budget_bytes,
+                self.budget_bytes,
                 resident + smallest(calls, uses),
                 step=f"{len(calls)} graphs in one step",
                 largest=tuple(sorted(kept, key=lambda k: -k[1])[:3]),

@@ -23,11 +23,13 @@ NO_TORCH = (
     "rematc.layers",
     "rematc.mincut",
     "rematc.baselines",
+    "rematc.choose",
     "rematc.compare",
     "rematc.exchange",
     "rematc.pareto",
     "rematc.solve",
     "rematc.report",
+    "rematc.share",
 )
 NO_SOLVER = ("rematc.passes", "rematc.capture", "rematc.simulate", "rematc.exchange")
 MAX_LINES = 320

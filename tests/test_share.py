@@ -1,0 +1,117 @@
+"""Several graphs, one budget: the choice of plans against trying every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rematc.baselines import save_all
+from rematc.choose import choices
+from rematc.options import SolveOptions
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.share import Use, beside, share, smallest, use_of
+from rematc.simulate import validate
+from tests.graphs import chain, problems
+
+sizes = st.integers(0, 30)
+use = st.builds(Use, st.integers(0, 9), sizes, sizes, sizes)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[int], list[list[Use]]]:
+    """Up to six calls of up to three graphs, each with up to four plans to choose from."""
+    uses = draw(st.lists(st.lists(use, min_size=1, max_size=4), min_size=1, max_size=3))
+    calls = draw(st.lists(st.integers(0, len(uses) - 1), max_size=6))
+    return [*range(len(uses)), *calls], uses
+
+
+def needed(calls: Sequence[int], picked: Sequence[Use]) -> int:
+    """The most that is alive in a step, call by call."""
+    most = 0
+    for t, graph in enumerate(calls):
+        before = sum(picked[g].kept_bytes for g in calls[:t])
+        after = sum(picked[g].left_bytes for g in calls[t + 1 :])
+        most = max(most, before + picked[graph].peak_bytes + after)
+    return most
+
+
+def every_choice(uses: Sequence[Sequence[Use]]) -> Iterator[tuple[int, ...]]:
+    return product(*(range(len(options)) for options in uses))
+
+
+def picked(uses: Sequence[Sequence[Use]], choice: Sequence[int]) -> list[Use]:
+    return [options[o] for options, o in zip(uses, choice, strict=True)]
+
+
+@settings(max_examples=150)
+@given(steps(), st.integers(0, 200))
+def test_the_choice_is_the_cheapest_that_fits(step: tuple[list[int], list[list[Use]]], budget: int) -> None:
+    calls, uses = step
+    fitting = [c for c in every_choice(uses) if needed(calls, picked(uses, c)) <= budget]
+
+    def cost(choice: Sequence[int]) -> int:
+        return sum(uses[g][choice[g]].cost_ns for g in calls)
+
+    found = share(calls, uses, budget)
+    if found is None:
+        assert not fitting
+    else:
+        assert found in fitting
+        assert cost(found) == min(map(cost, fitting))
+
+
+@settings(max_examples=100)
+@given(steps())
+def test_the_smallest_budget_is_one_that_has_a_choice(step: tuple[list[int], list[list[Use]]]) -> None:
+    calls, uses = step
+    least = smallest(calls, uses)
+    assert least == min(needed(calls, picked(uses, c)) for c in every_choice(uses))
+    assert share(calls, uses, least) is not None
+    assert least == 0 or share(calls, uses, least - 1) is None
+
+
+@settings(max_examples=100)
+@given(steps())
+def test_beside_a_graph_is_what_its_worst_call_meets(step: tuple[list[int], list[list[Use]]]) -> None:
+    calls, uses = step
+    first = [options[0] for options in uses]
+    assert needed(calls, first) == max(first[g].peak_bytes + beside(calls, first, g) for g in set(calls))
+
+
+# Plans to choose from
+
+
+@settings(max_examples=60)
+@given(problems())
+def test_every_plan_is_one_for_the_problem_and_says_what_it_keeps(problem: Problem) -> None:
+    problem = problem.with_budget(None)
+    plans = choices(problem, SolveOptions())
+    for plan in plans:
+        validate(problem, plan)
+    cheapest = min(plan.cost_ns for plan in plans)
+    assert plans[0].cost_ns == cheapest
+    assert len({plan.saved for plan in plans}) == len(plans)
+
+
+def test_plans_of_a_chain_keep_anything_from_all_to_nothing_but_what_is_returned() -> None:
+    problem = chain(12)
+    plans = choices(problem, SolveOptions())
+    kept = {use_of(problem, plan).kept_bytes for plan in plans}
+    returned = use_of(problem, Plan((), ())).kept_bytes
+    assert min(kept) == returned
+    assert max(kept) == use_of(problem, save_all(problem)).kept_bytes
+    assert len(kept) > 3
+
+
+def test_use_counts_each_storage_once_and_nothing_that_is_resident() -> None:
+    problem = chain(4)
+    plan = save_all(problem)
+    found, graph = use_of(problem, plan), problem.graph
+    kept = {graph.values[v].storage for v in (*plan.saved, *graph.outputs)} - graph.resident
+    assert found.kept_bytes == sum(graph.storage_bytes[s] for s in kept)
+    assert found.peak_bytes == plan.peak_bytes - problem.resident_bytes
+    assert found.left_bytes == sum(graph.storage_bytes[graph.values[v].storage] for v in graph.gradients)

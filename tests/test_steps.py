@@ -1,0 +1,222 @@
+"""A step of several graphs, by graph breaks or block by block: one budget for all, and the same gradients."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rematc
+from rematc.backend import Backend
+from rematc.measure import measure
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    # Dynamo's own, where the input of a graph is the result of another.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+WIDTH, ROWS = 32, 256
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 128), nn.Linear(128, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Model(nn.Module):
+    """Four blocks, and a graph break where it is asked for."""
+
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(Block(), Block()) for _ in range(2))
+        self.broken = broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.broken:
+            torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        return [*self.first, *self.second]
+
+
+def batch() -> Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def made(how: str, backend: Backend) -> tuple[Model, Callable[[Tensor], Tensor]]:
+    torch.manual_seed(0)
+    model = Model(broken=how == "graph break")
+    if how == "graph break":
+        return model, torch.compile(model, backend=backend)
+    for block in model.blocks:
+        block.compile(backend=backend if how == "blocks" else Backend(backend.options))
+    return model, model
+
+
+def resident(model: nn.Module) -> int:
+    return 4 * (sum(p.numel() for p in model.parameters()) + ROWS * WIDTH)
+
+
+def step_of(model: nn.Module, run: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+    x = batch()
+
+    def step() -> None:
+        run(x).backward()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
+def peak(model: nn.Module, run: Callable[[Tensor], Tensor]) -> int:
+    return resident(model) + measure(step_of(model, run)).peak_bytes
+
+
+def gradients(model: nn.Module, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    model.zero_grad(set_to_none=True)
+    run(batch()).backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+WAYS = ["graph break", "blocks", "a backend for each block"]
+each_way = pytest.mark.parametrize("how", WAYS)
+
+
+@each_way
+@pytest.mark.parametrize("budget", [1_400_000, 1_200_000])
+def test_the_budget_holds_for_all_graphs_together(how: str, budget: int) -> None:
+    model, alone = made(how, rematc.backend(None, inner="eager"))
+    step_of(model, alone)()
+    free, expected = peak(model, alone), gradients(model, alone)
+    torch._dynamo.reset()
+    backend = rematc.backend(budget, inner="eager")
+    model, run = made(how, backend)
+    for _ in range(2):
+        step_of(model, run)()
+    measured = [peak(model, run) for _ in range(2)]
+    assert max(measured) <= budget < free
+    assert all(torch.equal(a, b) for a, b in zip(gradients(model, run), expected, strict=True))
+    if how != "a backend for each block":
+        assert len(backend.plans) == 2
+        assert max(measured) <= max(plan.peak_bytes for plan in backend.plans) <= budget
+        assert sum(plan.cost_ns for plan in backend.plans) > 0
+
+
+def test_under_inductor_too() -> None:
+    backend = rematc.backend(1_150_000)
+    model, run = made("blocks", backend)
+    expected = gradients(model, Model.forward.__get__(model))
+    for _ in range(2):
+        step_of(model, run)()
+    assert peak(model, run) <= max(plan.peak_bytes for plan in backend.plans) <= 1_150_000
+    for ours, theirs in zip(gradients(model, run), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@each_way
+def test_a_budget_that_is_too_small_for_all_is_refused_with_one_that_is_not(how: str) -> None:
+    model, run = made(how, rematc.backend(700_000, inner="eager"))
+    step_of(model, run)()
+    with pytest.raises(rematc.BudgetError, match="graphs in one step") as refused:
+        step_of(model, run)()
+    torch._dynamo.reset()
+    least = refused.value.minimum_bytes
+    model, run = made(how, rematc.backend(least, inner="eager"))
+    for _ in range(2):
+        step_of(model, run)()
+    assert peak(model, run) <= least
+
+
+def test_a_first_step_above_the_budget_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model, run = made("blocks", rematc.backend(700_000, inner="eager"))
+    with caplog.at_level(logging.WARNING, "rematc"):
+        step_of(model, run)()
+    assert "one step runs several graphs, and this first one needs" in caplog.text
+
+
+def count_compiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    seen: list[Any] = []
+    compiler = rematc.backend.__globals__["_Compiler"]
+    original = compiler.__call__
+
+    def counted(self: Any, inputs: Any, given: Any) -> Any:
+        seen.append(given)
+        return original(self, inputs, given)
+
+    monkeypatch.setattr(compiler, "__call__", counted)
+    return seen
+
+
+def test_one_graph_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = count_compiles(monkeypatch)
+    model = Model()
+    run = torch.compile(model, backend=rematc.backend(1_500_000, inner="eager"))
+    for _ in range(4):
+        step_of(model, run)()
+    assert len(seen) == 1
+
+
+def test_what_fits_as_it_is_is_not_compiled_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = count_compiles(monkeypatch)
+    model, run = made("blocks", rematc.backend(1_500_000, inner="eager"))
+    for _ in range(5):
+        step_of(model, run)()
+    assert len(seen) == 4  # two graphs, first alone, then with their shares
+
+
+def test_two_models_one_after_the_other_are_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = count_compiles(monkeypatch)
+    backend = rematc.backend(1_500_000, inner="eager")
+    models = [Model(), Model()]
+    runs = [torch.compile(model, backend=backend) for model in models]
+    for _ in range(3):
+        for model, run in zip(models, runs, strict=True):
+            step_of(model, run)()
+    assert len(seen) == 1  # and it is the same code for both
+
+
+def test_a_forward_pass_that_nobody_differentiates_ends_with_its_results() -> None:
+    model, run = made("blocks", rematc.backend(1_300_000, inner="eager"))
+    step_of(model, run)()
+    loss = run(batch())
+    del loss
+    gc.collect()
+    for _ in range(2):
+        step_of(model, run)()
+    assert peak(model, run) <= 1_300_000
+
+
+def test_evaluation_in_between_changes_nothing() -> None:
+    model, run = made("blocks", rematc.backend(1_300_000, inner="eager"))
+    for _ in range(2):
+        step_of(model, run)()
+        with torch.no_grad():
+            run(batch())
+    assert peak(model, run) <= 1_300_000
+
+
+def test_gradients_that_accumulate_are_the_same() -> None:
+    model, run = made("graph break", rematc.backend(1_500_000, inner="eager"))
+    for _ in range(3):
+        run(batch()).backward()
+    found = [p.grad for p in model.parameters()]
+    one = gradients(model, run)
+    for accumulated, single in zip(found, one, strict=True):
+        assert accumulated is not None
+        torch.testing.assert_close(accumulated, 3 * single)
