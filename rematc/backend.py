@@ -22,7 +22,7 @@ from rematc.options import Budget, Inner, Options, SolveOptions, parse_budget
 from rematc.passes import canonicalize, split
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.resident import epilogue_bytes, optimizer_bytes, resident_bytes
+from rematc.resident import epilogue_bytes, gradient_bytes, optimizer_bytes, resident_bytes
 from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.steps import ALONE, Given, GraphOfStep, Made, Steps
@@ -43,6 +43,7 @@ def backend(
     gap: float = 0.01,
     costs: str = "auto",
     measure_s: float = 20.0,
+    accumulate: bool | None = None,
 ) -> Backend:
     """A backend for ``torch.compile`` that keeps the peak memory of a training step under ``budget``.
 
@@ -58,6 +59,9 @@ def backend(
     ``measure_s`` seconds at most, once, and keeps the figures; "roofline" works them out of the
     device's rates; "h100" (or another card) is for one that isn't there; "auto" measures.
 
+    ``accumulate``: gradients of steps before are there and added to, so they take memory beside the new ones.
+    None finds out: a graph that meets gradients it did not know of is compiled once more.
+
     Raises `OptionError` for a setting that can't be read. Compiling raises `BudgetError` where no
     plan fits, with the smallest budget that does.
 
@@ -69,7 +73,7 @@ def backend(
     [True]
     """
     solve = SolveOptions(time_limit_s, gap)
-    return Backend(Options(budget, inner, reserve, optimizer, solve, costs, measure_s))
+    return Backend(Options(budget, inner, reserve, optimizer, solve, costs, measure_s, accumulate))
 
 
 class Backend:
@@ -85,7 +89,7 @@ class Backend:
         self.plans: list[Plan] = []
         self.problems: list[Problem] = []
         # Blocks that are compiled one by one may each have a backend of their own; they are equal, and share.
-        self._steps = _STEPS.setdefault(options, Steps(options.solve))
+        self._steps = _STEPS.setdefault(options, Steps(options.solve, options.accumulate))
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         """Compile one graph. An error of ours is raised by the first call of what is returned.
@@ -124,7 +128,9 @@ class _Compiler:
         options, done = self.backend.options, list[Partitioned]()
         gm = fx.GraphModule(self.gm, copy.deepcopy(self.gm.graph))  # compilers change what they are given
         try:
-            state = optimizer_bytes(options.optimizer, inputs)
+            beside = options.reserve_bytes + optimizer_bytes(options.optimizer, inputs)
+            accumulated = gradient_bytes(inputs, options.accumulate)
+            state = beside - options.reserve_bytes + accumulated
             if options.inner == "eager":
                 partition_fn = partitions(options, done.append, state, given)
                 run = compat.aot_eager(gm, inputs, partition_fn=partition_fn, compiler=op_by_op)
@@ -141,7 +147,7 @@ class _Compiler:
         if not done:
             return Made(run)
         self._record(done[-1])
-        return Made(run, done[-1].problem, done[-1].plan, options.reserve_bytes + state)
+        return Made(run, done[-1].problem, done[-1].plan, beside, accumulated)
 
     def _record(self, done: Partitioned) -> None:
         plans, problems = self.backend.plans, self.backend.problems
@@ -277,7 +283,7 @@ def by_name(gm: fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..
     except OptionError as e:
         return _raiser(e)
     except TypeError as e:
-        known = "budget, inner, reserve, optimizer, time_limit_s, gap, costs, measure_s"
+        known = "budget, inner, reserve, optimizer, time_limit_s, gap, costs, measure_s, accumulate"
         return _raiser(OptionError(f"options={settings!r}: {e}; rematc's settings are {known}"))
     return made(gm, inputs)
 

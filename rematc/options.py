@@ -96,6 +96,7 @@ class Options:
     solve: SolveOptions = SolveOptions()
     costs: str = "auto"
     measure_s: float = 20.0
+    accumulate: bool | None = None
 
     def __post_init__(self) -> None:
         is_percent = isinstance(self.budget, str) and "%" in self.budget
@@ -113,6 +114,10 @@ class Options:
             card(self.costs)
         if not _is_number(self.measure_s) or self.measure_s < 0:
             raise OptionError(f"measure_s={self.measure_s!r}: give seconds of at least zero, as in 20")
+        if self.accumulate not in (True, False, None):
+            raise OptionError(
+                f"accumulate={self.accumulate!r}: give True, False, or None to have it found out"
+            )
         if self.reserve_bytes < 0:
             raise OptionError(f"reserve={self.reserve!r}: must not be below zero")
 

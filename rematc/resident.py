@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -83,6 +84,20 @@ def optimizer_bytes(optimizer: Any, inputs: list[Any]) -> int:
                     'give reserve="2GB" with the bytes of its state instead'
                 ) from None
         return max(0, _state_bytes(twin) - held)
+
+
+def gradient_bytes(leaves: Iterable[Any], accumulate: bool | None) -> int:
+    """Bytes of gradients that are there, beside the new ones, while a step accumulates into them.
+
+    ``accumulate=None``: those that exist now. On CUDA these are in what the allocator says, and not counted here.
+    """
+    wanted = {
+        p for p in leaves
+        if isinstance(p, torch.Tensor) and p.is_leaf and p.requires_grad and accumulate is not False
+    }  # fmt: skip
+    there = {p for p in wanted if p.grad is not None}
+    counted = [p for p in (wanted if accumulate else there) if not (p in there and p.is_cuda)]
+    return sum(p.numel() * p.element_size() for p in counted)
 
 
 def _twin(optimizer: Any) -> Any:

@@ -22,6 +22,7 @@ from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
+from rematc.resident import gradient_bytes
 from rematc.share import Use, beside, share, smallest, use_of
 
 log = logging.getLogger(__name__)
@@ -32,12 +33,14 @@ class Made:
     """A graph that was compiled. One without a backward pass has neither problem nor plan.
 
     ``beside_bytes`` are kept free for what is not there yet: a reserve, the state of an optimizer.
+    ``accumulated_bytes``: gradients of earlier steps that it counted as resident.
     """
 
     run: Callable[..., Any]
     problem: Problem | None = None
     plan: Plan | None = None
     beside_bytes: int = 0
+    accumulated_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class _Call:
     graph: GraphOfStep
     inputs: dict[int, int]
     results: dict[int, int]
+    leaves: list[Callable[[], Any]]
     nodes: list[Callable[[], Any]] = field(default_factory=list)
     is_through: bool = False
 
@@ -102,12 +106,12 @@ class _Call:
 class Steps:
     """The calls of the step that runs, of all graphs that share a budget."""
 
-    def __init__(self, solve: SolveOptions) -> None:
-        self.solve = solve
+    def __init__(self, solve: SolveOptions, accumulate: bool | None = None) -> None:
+        self.solve, self.accumulate = solve, accumulate
         self.budget_bytes: int | None = None
         self.calls: list[_Call] = []
         self.last: list[_Call] = []
-        self.known: set[tuple[int, ...]] = set()
+        self.known: set[tuple[tuple[int, ...], bool]] = set()
 
     def first(self, graph: GraphOfStep, inputs: Any) -> Made:
         """Compile a graph that was just found, with what the running step keeps by now."""
@@ -132,19 +136,31 @@ class Steps:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if not any(call.is_open for call in self.calls):
             last, self.calls = self.calls, []
-            sequence = tuple(id(call.graph) for call in last)
-            if len(last) > 1 and graph is last[0].graph and sequence not in self.known:
-                self.known.add(sequence)
-                self.last = last
-                self._find_options()
+            if last and last[0].graph is graph:
+                self._begin_like(last, args)
         if graph.options:
             self._choose(graph, list(args))
+
+    def _begin_like(self, last: list[_Call], args: tuple[Any, ...]) -> None:
+        """A step begins as the one before did: plan for what that has shown, and was not planned for."""
+        graph, gradients = last[0].graph, gradient_bytes(args, self.accumulate)
+        if len(last) == 1:
+            if gradients > graph.made.accumulated_bytes:
+                log.info("gradients accumulate: %.2f MB of them are resident from now on", gradients / 1e6)
+                graph.made = graph.compile(list(args), ALONE)
+            return
+        sequence = tuple(id(call.graph) for call in last)
+        if not self.known & {(sequence, gradients > 0), (sequence, True)}:
+            self.known.add((sequence, gradients > 0))
+            self.last = last
+            self._find_options()
 
     def ran(self, graph: GraphOfStep, args: tuple[Any, ...], results: Any) -> None:
         """It ran forward: what it keeps is there until its backward pass begins."""
         made = {key for call in self.calls for key in call.results}
         inputs = {key: size for key, size in _storages(args) if key not in made}
-        call = _Call(graph, inputs, dict(_storages(results)))
+        leaves = [weakref.ref(t) for t in _tensors(args) if t.is_leaf and t.requires_grad]
+        call = _Call(graph, inputs, dict(_storages(results)), leaves)
         for node in {t.grad_fn for t in _tensors(results) if t.grad_fn is not None}:
             call.nodes.append(weakref.ref(node))
             node.register_prehook(lambda _: setattr(call, "is_through", True))
@@ -182,11 +198,13 @@ class Steps:
         return list(dict.fromkeys(call.graph for call in self.last))
 
     def _resident_bytes(self) -> int:
-        """What is there before the step: all that its graphs read and none makes, each storage once."""
+        """What is there before the step: all that its graphs read and none makes, and gradients."""
         inputs: dict[int, int] = {}
         for call in self.last:
             inputs |= call.inputs
-        return sum(inputs.values()) + max(g.made.beside_bytes for g in self._graphs)
+        leaves = [leaf() for call in self.last for leaf in call.leaves]
+        gradients = gradient_bytes(leaves, self.accumulate)
+        return sum(inputs.values()) + gradients + max(g.made.beside_bytes for g in self._graphs)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

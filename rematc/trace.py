@@ -20,7 +20,7 @@ from rematc.errors import CaptureError
 from rematc.options import Options
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.resident import optimizer_bytes
+from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.versions import check_torch
 
 T = TypeVar("T")
@@ -153,6 +153,7 @@ class _Tracer(Generic[T]):
             # Kept, not raised: Dynamo would wrap it in words of its own.
             try:
                 state = optimizer_bytes(self.options.optimizer, inputs)
+                state += gradient_bytes(inputs, self.options.accumulate)
                 self.made = self.action(joint, num_fwd_outputs, self.options, state)
             except Exception as e:
                 self.error = e

@@ -220,3 +220,44 @@ def test_gradients_that_accumulate_are_the_same() -> None:
     for accumulated, single in zip(found, one, strict=True):
         assert accumulated is not None
         torch.testing.assert_close(accumulated, 3 * single)
+
+
+@pytest.mark.parametrize("how", ["one graph", "blocks"])
+def test_gradients_that_are_added_to_are_found_out_and_counted(how: str) -> None:
+    budget = 1_500_000
+    backend = rematc.backend(budget, inner="eager")
+    if how == "blocks":
+        model, run = made(how, backend)
+    else:
+        model = Model()
+        run = torch.compile(model, backend=backend)
+    x = batch()
+
+    def accumulate() -> None:
+        run(x).backward()
+
+    for _ in range(3):
+        accumulate()
+    gradients_bytes = 4 * sum(p.numel() for p in model.parameters())
+    measured = resident(model) + gradients_bytes + measure(accumulate).peak_bytes
+    assert max(plan.peak_bytes for plan in backend.plans) - gradients_bytes < measured <= budget
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    accumulate()
+    for four, p in zip(expected, model.parameters(), strict=True):
+        assert four is not None and p.grad is not None
+        torch.testing.assert_close(four, 4 * p.grad)
+
+
+def test_gradients_to_come_can_be_told_of() -> None:
+    model = Model()
+    told = rematc.backend(1_500_000, inner="eager", accumulate=True)
+    torch.compile(model, backend=told)(batch()).backward()
+    gradients_bytes = 4 * sum(p.numel() for p in model.parameters())
+    torch._dynamo.reset()
+    blind = rematc.backend(1_500_000, inner="eager", accumulate=False)
+    for _ in range(2):
+        torch.compile(model, backend=blind)(batch()).backward()
+    assert told.problems[0].resident_bytes == blind.problems[0].resident_bytes + gradients_bytes
+    with pytest.raises(rematc.OptionError, match="accumulate='yes'"):
+        rematc.backend(1_500_000, accumulate="yes")  # type: ignore[arg-type]
