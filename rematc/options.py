@@ -115,9 +115,7 @@ class Options:
         if not _is_number(self.measure_s) or self.measure_s < 0:
             raise OptionError(f"measure_s={self.measure_s!r}: give seconds of at least zero, as in 20")
         if self.accumulate not in (True, False, None):
-            raise OptionError(
-                f"accumulate={self.accumulate!r}: give True, False, or None to have it found out"
-            )
+            raise OptionError(f"accumulate={self.accumulate!r}: give True or False, or None to find out")
         if self.reserve_bytes < 0:
             raise OptionError(f"reserve={self.reserve!r}: must not be below zero")
 

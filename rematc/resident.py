@@ -89,7 +89,7 @@ def optimizer_bytes(optimizer: Any, inputs: list[Any]) -> int:
 def gradient_bytes(leaves: Iterable[Any], accumulate: bool | None) -> int:
     """Bytes of gradients that are there, beside the new ones, while a step accumulates into them.
 
-    ``accumulate=None``: those that exist now. On CUDA these are in what the allocator says, and not counted here.
+    ``accumulate=None``: those that exist now. On CUDA these are in what the allocator says, not counted here.
     """
     wanted = {
         p for p in leaves

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,7 @@ class _Call:
     graph: GraphOfStep
     inputs: dict[int, int]
     results: dict[int, int]
-    leaves: list[Callable[[], Any]]
+    leaves: Sequence[Callable[[], Any]]
     nodes: list[Callable[[], Any]] = field(default_factory=list)
     is_through: bool = False
 
