@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from rematc import compat
+from rematc import compat, plans
+from rematc.cache import cache_folder
 from rematc.capture import Capture, capture
 from rematc.errors import OptionError, RematcError
 from rematc.fit import fit
@@ -198,15 +199,19 @@ def partition(
     """
     target = target_of(joint, options)
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
+    posed, folder = problem, cache_folder()
+    known = given.plan or plans.load(problem, options.solve, folder)
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode
 
         peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
-        fitted = fit(problem, options.solve, peak, given.plan)
+        fitted = fit(problem, options.solve, peak, known)
         problem, plan = fitted.problem, fitted.plan
     else:
-        plan = judged(problem, given.plan) if given.plan else solve(problem, options.solve)
+        plan = judged(problem, known) if known else solve(problem, options.solve)
         validate(problem, plan)
+    if known is None:
+        plans.keep(posed, options.solve, plan, folder)
     if target.note:
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))

@@ -7,6 +7,7 @@ can't be written.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -39,12 +40,19 @@ def load(path: Path, form: str) -> dict[str, Any] | None:
         data = json.loads(path.read_bytes())
         if not isinstance(data, dict) or data.get("format") != form:
             raise ValueError(f"not of the format {form}")
+        if data.pop("check", None) != _check(data):
+            raise ValueError("not what was written")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as e:
         damaged(path, e)
         return None
     return data
+
+
+def _check(data: dict[str, Any]) -> str:
+    """Tells what was written from what was changed since."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def damaged(path: Path, why: object) -> None:
@@ -56,6 +64,6 @@ def keep(path: Path, data: dict[str, Any]) -> None:
     """Write ``data`` to ``path``, whole; a warning if that can't be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(data))
+        write_whole(path, json.dumps({**data, "check": _check(data)}))
     except (OSError, OptionError) as e:
         log.warning("nothing is kept for the next time in %s (%s)", path, e)

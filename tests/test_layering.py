@@ -18,6 +18,7 @@ NO_TORCH = (
     "rematc.files",
     "rematc.problem",
     "rematc.plan",
+    "rematc.plans",
     "rematc.schedule",
     "rematc.simulate",
     "rematc.layers",

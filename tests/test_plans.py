@@ -1,0 +1,130 @@
+"""Plans kept from one process to the next: found again, judged again, and never believed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import rematc
+from rematc import plans
+from rematc.baselines import save_all
+from rematc.options import SolveOptions
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.simulate import validate
+from rematc.solve import solve
+from tests.graphs import chain
+from tests.small import batch, net, refusal
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+OPTIONS = SolveOptions()
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return chain(8).with_budget(7)
+
+
+@pytest.fixture
+def kept(problem: Problem, tmp_path: Path) -> Plan:
+    plan = solve(problem, OPTIONS)
+    plans.keep(problem, OPTIONS, plan, tmp_path)
+    return plan
+
+
+def test_a_plan_is_found_again(problem: Problem, kept: Plan, tmp_path: Path) -> None:
+    found = plans.load(problem, OPTIONS, tmp_path)
+    assert found is not None
+    validate(problem, found)
+    assert replace(found, notes=kept.notes, solve_s=kept.solve_s) == kept
+    assert found.notes[-1] == plans.NOTE and found.solve_s == 0.0
+
+
+def test_another_budget_problem_or_setting_is_another_plan(
+    problem: Problem, kept: Plan, tmp_path: Path
+) -> None:
+    assert plans.load(problem.with_budget(8), OPTIONS, tmp_path) is None
+    assert plans.load(chain(9).with_budget(7), OPTIONS, tmp_path) is None
+    assert plans.load(problem, SolveOptions(time_limit_s=5), tmp_path) is None
+    assert plans.load(problem, SolveOptions(gap=0.1), tmp_path) is None
+
+
+DAMAGE: dict[str, Callable[[str], bytes]] = {
+    "empty": lambda text: b"",
+    "cut": lambda text: text[: len(text) // 2].encode(),
+    "no text": lambda text: b"\xff\xfe\x00\x80",
+    "a list": lambda text: b"[]",
+    "a bound of its own": lambda text: json.dumps({**json.loads(text), "bound_ns": 1}).encode(),
+    "another step": lambda text: json.dumps({**json.loads(text), "backward": [999]}).encode(),
+    "another format": lambda text: text.replace("rematc.plan/1", "rematc.plan/0").encode(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_plan_is_none(
+    damage: str, problem: Problem, kept: Plan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (path,) = (tmp_path / "plans").iterdir()
+    path.write_bytes(DAMAGE[damage](path.read_text()))
+    with caplog.at_level(logging.WARNING, "rematc"):
+        assert plans.load(problem, OPTIONS, tmp_path) is None
+    assert "not used, and written anew" in caplog.text
+
+
+def test_a_plan_for_another_graph_under_this_name_is_none(
+    problem: Problem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plans.keep(problem, OPTIONS, save_all(chain(20)), tmp_path)
+    with caplog.at_level(logging.WARNING, "rematc"):
+        assert plans.load(problem, OPTIONS, tmp_path) is None
+    assert "not used" in caplog.text
+
+
+def test_the_oldest_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "MOST", 3)
+    for n in range(3, 9):
+        problem = chain(n)
+        plans.keep(problem, OPTIONS, solve(problem), tmp_path)
+    assert len(list((tmp_path / "plans").iterdir())) == 3
+
+
+def test_a_folder_that_can_t_be_written_is_passed_over(
+    problem: Problem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "plans").write_text("")
+    with caplog.at_level(logging.WARNING, "rematc"):
+        plans.keep(problem, OPTIONS, solve(problem), tmp_path)
+        assert plans.load(problem, OPTIONS, tmp_path) is None
+    assert "nothing is kept" in caplog.text
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_a_second_start_solves_nothing(inner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMATC_CACHE_DIR", str(tmp_path))
+
+    def trained() -> Plan:
+        torch._dynamo.reset()
+        backend = rematc.backend(refusal().minimum_bytes * 6 // 5, inner=inner)  # type: ignore[arg-type]
+        torch.compile(net(), backend=backend)(batch()).sum().backward()
+        return backend.plans[0]
+
+    first = trained()
+
+    def fail(*_: object, **__: object) -> Plan:
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr(importlib.import_module("rematc.backend"), "solve", fail)
+    monkeypatch.setattr("rematc.fit.solve", fail)
+    second = trained()
+    assert (second.saved, second.backward, second.cost_ns, second.gap) == (
+        first.saved, first.backward, first.cost_ns, first.gap,
+    )  # fmt: skip
+    assert second.notes[-1] == plans.NOTE or plans.NOTE in second.notes
