@@ -6,10 +6,13 @@ in its backward pass, the gradients that those after it have left. With one plan
 often it is called, and the least time in all, that is a small MILP:
 
     sum of kept[i], i < t  +  peak[t]  +  sum of left[i], i > t  <=  budget    for each t
+
+for each kind of step (a GAN has two).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +20,8 @@ from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.solve.model import Model, Term
+
+Steps = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +49,52 @@ def use_of(problem: Problem, plan: Plan) -> Use:
     )
 
 
-def beside(calls: Sequence[int], uses: Sequence[Use], graph: int) -> int:
-    """The most that the other calls hold while a call of ``graph`` runs; ``uses`` has one for each graph.
+def beside(steps: Steps, uses: Sequence[Use], graph: int) -> int:
+    """The most that other calls hold while a call of ``graph`` runs; ``uses`` has one for each graph.
 
-    >>> beside([0, 1, 0], [Use(0, 9, 4, 2), Use(0, 9, 5, 3)], 0)
+    >>> beside([[0, 1, 0]], [Use(0, 9, 4, 2), Use(0, 9, 5, 3)], 0)
     9
     """
     return max(
         sum(uses[g].kept_bytes for g in calls[:t]) + sum(uses[g].left_bytes for g in calls[t + 1 :])
+        for calls in steps
         for t, called in enumerate(calls)
         if called == graph
     )
 
 
-def share(calls: Sequence[int], uses: Sequence[Sequence[Use]], budget_bytes: int) -> tuple[int, ...] | None:
+def needed(steps: Steps, uses: Sequence[Use]) -> int:
+    """The most that is alive in any of the steps, above what is resident."""
+    called = {g for calls in steps for g in calls}
+    return max(uses[g].peak_bytes + beside(steps, uses, g) for g in called)
+
+
+def share(steps: Steps, uses: Sequence[Sequence[Use]], budget_bytes: int) -> tuple[int, ...] | None:
     """The position in ``uses[g]`` of the plan for each graph g; None if no choice keeps the budget.
 
-    ``calls`` are the graphs in the order of their forward passes, ``budget_bytes`` is what is left above
-    what is resident.
+    ``steps`` has, for each kind of step, the graphs in the order of their forward passes; ``budget_bytes`` is
+    what is left above what is resident.
 
     >>> lavish, frugal = Use(0, 12, 8, 1), Use(5, 9, 2, 1)
-    >>> share([0, 0], [[lavish, frugal]], 20), share([0, 0], [[lavish, frugal]], 19)
+    >>> share([[0, 0]], [[lavish, frugal]], 20), share([[0, 0]], [[lavish, frugal]], 19)
     ((0,), (1,))
     """
-    model, chosen = _formulated(calls, uses)
+    model, chosen = _formulated(steps, uses)
     unit = float(max(budget_bytes, 1))
-    for row in _rows(calls, uses, chosen):
+    for row in _rows(steps, uses, chosen):
         model.row([(x, size / unit) for x, size in row], budget_bytes / unit)
     values = model.solve(gap=0.0).values
     return None if values is None else _read(chosen, values)
 
 
-def smallest(calls: Sequence[int], uses: Sequence[Sequence[Use]]) -> int:
+def smallest(steps: Steps, uses: Sequence[Sequence[Use]]) -> int:
     """The smallest budget, above what is resident, for which `share` has an answer.
 
-    >>> smallest([0, 0], [[Use(0, 12, 8, 1), Use(5, 9, 2, 1)]])
+    >>> smallest([[0, 0]], [[Use(0, 12, 8, 1), Use(5, 9, 2, 1)]])
     11
     """
-    model, chosen = _formulated(calls, uses, with_cost=False)
-    rows = _rows(calls, uses, chosen)
+    model, chosen = _formulated(steps, uses, with_cost=False)
+    rows = _rows(steps, uses, chosen)
     unit = float(sum(size for row in rows for _, size in row) or 1)
     peak = model.variable(cost=1.0, integer=False)
     for row in rows:
@@ -90,35 +102,43 @@ def smallest(calls: Sequence[int], uses: Sequence[Sequence[Use]]) -> int:
     values = model.solve(gap=0.0).values
     assert values is not None
     picked = [options[o] for options, o in zip(uses, _read(chosen, values), strict=True)]
-    return max(picked[g].peak_bytes + beside(calls, picked, g) for g in set(calls))
+    return needed(steps, picked)
 
 
 def _formulated(
-    calls: Sequence[int], uses: Sequence[Sequence[Use]], *, with_cost: bool = True
+    steps: Steps, uses: Sequence[Sequence[Use]], *, with_cost: bool = True
 ) -> tuple[Model, list[list[int]]]:
     """A variable for each graph and plan; one plan for each graph."""
     model, chosen = Model(), list[list[int]]()
     longest = float(max(1, *(u.cost_ns for options in uses for u in options)))
     for g, options in enumerate(uses):
-        weight = calls.count(g) / longest if with_cost else 0.0
+        weight = sum(calls.count(g) for calls in steps) / longest if with_cost else 0.0
         chosen.append([model.variable(cost=weight * u.cost_ns) for u in options])
         model.row([(x, 1.0) for x in chosen[-1]], 1.0)
         model.row([(x, -1.0) for x in chosen[-1]], -1.0)
     return model, chosen
 
 
-def _rows(calls: Sequence[int], uses: Sequence[Sequence[Use]], chosen: list[list[int]]) -> list[list[Term]]:
+def _rows(steps: Steps, uses: Sequence[Sequence[Use]], chosen: list[list[int]]) -> list[list[Term]]:
     """The bytes that each choice adds, while each call runs."""
     rows = []
-    for t, called in enumerate(calls):
-        rows.append(
-            [
-                (x, float(calls[:t].count(g) * use.kept_bytes + calls[t + 1 :].count(g) * use.left_bytes)
-                 + (use.peak_bytes if g == called else 0))
-                for g, options in enumerate(uses)
-                for x, use in zip(chosen[g], options, strict=True)
-            ]
-        )  # fmt: skip
+    for calls in steps:
+        for t, called in enumerate(calls):
+            kept, left = Counter(calls[:t]), Counter(calls[t + 1 :])
+            rows.append(
+                [
+                    (
+                        x,
+                        float(
+                            kept[g] * use.kept_bytes
+                            + left[g] * use.left_bytes
+                            + (g == called) * use.peak_bytes
+                        ),
+                    )
+                    for g, options in enumerate(uses)
+                    for x, use in zip(chosen[g], options, strict=True)
+                ]
+            )
     return rows
 
 

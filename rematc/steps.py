@@ -23,7 +23,7 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.resident import gradient_bytes
-from rematc.share import Use, beside, share, smallest, use_of
+from rematc.share import Use, beside, needed, share, smallest, use_of
 
 log = logging.getLogger(__name__)
 
@@ -104,14 +104,15 @@ class _Call:
 
 
 class Steps:
-    """The calls of the step that runs, of all graphs that share a budget."""
+    """The calls of the step that runs, and the kinds of steps that there were, of graphs that share."""
 
     def __init__(self, solve: SolveOptions, accumulate: bool | None = None) -> None:
         self.solve, self.accumulate = solve, accumulate
         self.budget_bytes: int | None = None
         self.calls: list[_Call] = []
-        self.last: list[_Call] = []
-        self.known: set[tuple[tuple[int, ...], bool]] = set()
+        # The calls of the last step of each kind: of each sequence of several graphs.
+        self.kinds: dict[tuple[int, ...], list[_Call]] = {}
+        self.planned: set[tuple[int, bool]] = set()  # for how many kinds, and whether with gradients there
 
     def first(self, graph: GraphOfStep, inputs: Any) -> Made:
         """Compile a graph that was just found, with what the running step keeps by now."""
@@ -136,24 +137,16 @@ class Steps:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if not any(call.is_open for call in self.calls):
             last, self.calls = self.calls, []
-            if last and last[0].graph is graph:
-                self._begin_like(last, args)
-        if graph.options:
-            self._choose(graph, list(args))
-
-    def _begin_like(self, last: list[_Call], args: tuple[Any, ...]) -> None:
-        """A step begins as the one before did: plan for what that has shown, and was not planned for."""
-        graph, gradients = last[0].graph, gradient_bytes(args, self.accumulate)
-        if len(last) == 1:
-            if gradients > graph.made.accumulated_bytes:
+            if len(last) > 1:
+                self.kinds[tuple(id(call.graph) for call in last)] = last
+            gradients = gradient_bytes(args, self.accumulate)
+            if any(kind[0].graph is graph for kind in self.kinds.values()):
+                self._find_options(gradients > 0)
+            elif gradients > graph.made.accumulated_bytes:
                 log.info("gradients accumulate: %.2f MB of them are resident from now on", gradients / 1e6)
                 graph.made = graph.compile(list(args), ALONE)
-            return
-        sequence = tuple(id(call.graph) for call in last)
-        if not self.known & {(sequence, gradients > 0), (sequence, True)}:
-            self.known.add((sequence, gradients > 0))
-            self.last = last
-            self._find_options()
+        if graph.options:
+            self._choose(graph, list(args))
 
     def ran(self, graph: GraphOfStep, args: tuple[Any, ...], results: Any) -> None:
         """It ran forward: what it keeps is there until its backward pass begins."""
@@ -166,45 +159,65 @@ class Steps:
             node.register_prehook(lambda _: setattr(call, "is_through", True))
         self.calls.append(call)
 
-    def _find_options(self) -> None:
+    def _find_options(self, accumulating: bool) -> None:
+        """Plans to choose from, for each graph, where there are kinds of steps that were not planned for."""
+        if self.budget_bytes is None or self.planned & {
+            (len(self.kinds), accumulating),
+            (len(self.kinds), True),
+        }:
+            return
+        self.planned.add((len(self.kinds), accumulating))
+        used = self._resident_bytes() + needed(self._steps, [g.uses[0] for g in self._graphs])
+        if used > self.budget_bytes:
+            log.warning(
+                "a step of several graphs, not planned for, took up to %.2f MB: above the budget", used / 1e6
+            )
         for graph in self._graphs:
             problem, plan = graph.made.problem, graph.made.plan
-            if problem is not None and plan is not None and self.budget_bytes is not None:
+            if problem is not None and plan is not None:
                 graph.options = (plan, *choices(problem, self.solve))
 
     def _choose(self, graph: GraphOfStep, args: list[Any]) -> None:
         """Compile ``graph`` anew with its share of the budget. Those chosen before it have their plans."""
-        graphs = self._graphs
+        graphs, steps = self._graphs, self._steps
         assert self.budget_bytes is not None
-        calls = [graphs.index(call.graph) for call in self.last]
         uses, resident = [g.uses for g in graphs], self._resident_bytes()
-        choice = share(calls, uses, self.budget_bytes - resident)
+        choice = share(steps, uses, self.budget_bytes - resident)
         if choice is None:
             kept = [(f"kept by graph {n}", min(use.kept_bytes for use in u)) for n, u in enumerate(uses)]
             raise BudgetError(
                 self.budget_bytes,
-                resident + smallest(calls, uses),
-                step=f"{len(calls)} graphs in one step",
+                resident + smallest(steps, uses),
+                step=f"{max(map(len, steps))} graphs in one step",
                 largest=tuple(sorted(kept, key=lambda k: -k[1])[:3]),
                 resident_bytes=resident,
             )
         mine, picked = graphs.index(graph), [u[o] for u, o in zip(uses, choice, strict=True)]
         plan, graph.options = graph.options[choice[mine]], ()
-        graph.made = graph.compile(args, Given(0, resident + beside(calls, picked, mine), plan))
+        graph.made = graph.compile(args, Given(0, resident + beside(steps, picked, mine), plan))
+
+    @property
+    def _steps(self) -> list[list[int]]:
+        """The kinds of steps, each as its graphs by number."""
+        graphs = self._graphs
+        return [[graphs.index(call.graph) for call in kind] for kind in self.kinds.values()]
 
     @property
     def _graphs(self) -> list[GraphOfStep]:
-        """Those of the last step, each once, in order."""
-        return list(dict.fromkeys(call.graph for call in self.last))
+        """Those that run in steps of several, each once, in order."""
+        return list(dict.fromkeys(call.graph for kind in self.kinds.values() for call in kind))
 
     def _resident_bytes(self) -> int:
-        """What is there before the step: all that its graphs read and none makes, and gradients."""
+        """What is there before a step: all that its graphs read and none makes, and gradients."""
+        beside = max(graph.made.beside_bytes for graph in self._graphs)
+        return beside + max(map(self._resident_in, self.kinds.values()))
+
+    def _resident_in(self, kind: list[_Call]) -> int:
         inputs: dict[int, int] = {}
-        for call in self.last:
+        for call in kind:
             inputs |= call.inputs
-        leaves = [leaf() for call in self.last for leaf in call.leaves]
-        gradients = gradient_bytes(leaves, self.accumulate)
-        return sum(inputs.values()) + gradients + max(g.made.beside_bytes for g in self._graphs)
+        leaves = [leaf() for call in kind for leaf in call.leaves]
+        return sum(inputs.values()) + gradient_bytes(leaves, self.accumulate)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

@@ -13,7 +13,7 @@ from rematc.choose import choices
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.share import Use, beside, share, smallest, use_of
+from rematc.share import Use, beside, needed, share, smallest, use_of
 from rematc.simulate import validate
 from tests.graphs import chain, problems
 
@@ -22,20 +22,21 @@ use = st.builds(Use, st.integers(0, 9), sizes, sizes, sizes)
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[list[int], list[list[Use]]]:
-    """Up to six calls of up to three graphs, each with up to four plans to choose from."""
+def steps(draw: st.DrawFn) -> tuple[list[list[int]], list[list[Use]]]:
+    """Two kinds of steps of some calls of up to three graphs, each with up to four plans to choose from."""
     uses = draw(st.lists(st.lists(use, min_size=1, max_size=4), min_size=1, max_size=3))
-    calls = draw(st.lists(st.integers(0, len(uses) - 1), max_size=6))
-    return [*range(len(uses)), *calls], uses
+    calls = st.lists(st.integers(0, len(uses) - 1), max_size=6)
+    return [[*range(len(uses)), *draw(calls)], draw(calls)], uses
 
 
-def needed(calls: Sequence[int], picked: Sequence[Use]) -> int:
+def alive(steps: Sequence[Sequence[int]], picked: Sequence[Use]) -> int:
     """The most that is alive in a step, call by call."""
     most = 0
-    for t, graph in enumerate(calls):
-        before = sum(picked[g].kept_bytes for g in calls[:t])
-        after = sum(picked[g].left_bytes for g in calls[t + 1 :])
-        most = max(most, before + picked[graph].peak_bytes + after)
+    for calls in steps:
+        for t, graph in enumerate(calls):
+            before = sum(picked[g].kept_bytes for g in calls[:t])
+            after = sum(picked[g].left_bytes for g in calls[t + 1 :])
+            most = max(most, before + picked[graph].peak_bytes + after)
     return most
 
 
@@ -49,12 +50,14 @@ def picked(uses: Sequence[Sequence[Use]], choice: Sequence[int]) -> list[Use]:
 
 @settings(max_examples=150)
 @given(steps(), st.integers(0, 200))
-def test_the_choice_is_the_cheapest_that_fits(step: tuple[list[int], list[list[Use]]], budget: int) -> None:
+def test_the_choice_is_the_cheapest_that_fits(
+    step: tuple[list[list[int]], list[list[Use]]], budget: int
+) -> None:
     calls, uses = step
-    fitting = [c for c in every_choice(uses) if needed(calls, picked(uses, c)) <= budget]
+    fitting = [c for c in every_choice(uses) if alive(calls, picked(uses, c)) <= budget]
 
     def cost(choice: Sequence[int]) -> int:
-        return sum(uses[g][choice[g]].cost_ns for g in calls)
+        return sum(uses[g][choice[g]].cost_ns for step in calls for g in step)
 
     found = share(calls, uses, budget)
     if found is None:
@@ -66,20 +69,22 @@ def test_the_choice_is_the_cheapest_that_fits(step: tuple[list[int], list[list[U
 
 @settings(max_examples=100)
 @given(steps())
-def test_the_smallest_budget_is_one_that_has_a_choice(step: tuple[list[int], list[list[Use]]]) -> None:
+def test_the_smallest_budget_is_one_that_has_a_choice(step: tuple[list[list[int]], list[list[Use]]]) -> None:
     calls, uses = step
     least = smallest(calls, uses)
-    assert least == min(needed(calls, picked(uses, c)) for c in every_choice(uses))
+    assert least == min(alive(calls, picked(uses, c)) for c in every_choice(uses))
     assert share(calls, uses, least) is not None
     assert least == 0 or share(calls, uses, least - 1) is None
 
 
 @settings(max_examples=100)
 @given(steps())
-def test_beside_a_graph_is_what_its_worst_call_meets(step: tuple[list[int], list[list[Use]]]) -> None:
+def test_what_is_needed_is_what_the_worst_call_meets(step: tuple[list[list[int]], list[list[Use]]]) -> None:
     calls, uses = step
     first = [options[0] for options in uses]
-    assert needed(calls, first) == max(first[g].peak_bytes + beside(calls, first, g) for g in set(calls))
+    assert needed(calls, first) == alive(calls, first)
+    each = {g: first[g].peak_bytes + beside(calls, first, g) for step in calls for g in step}
+    assert max(each.values()) == alive(calls, first)
 
 
 # Plans to choose from

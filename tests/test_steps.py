@@ -264,3 +264,38 @@ def test_gradients_to_come_can_be_told_of() -> None:
     assert told.problems[0].resident_bytes == blind.problems[0].resident_bytes + gradients_bytes
     with pytest.raises(rematc.OptionError, match="accumulate='yes'"):
         rematc.backend(1_500_000, accumulate="yes")  # type: ignore[arg-type]
+
+
+def test_two_kinds_of_steps_keep_one_budget() -> None:
+    """As of a GAN: the second model's graphs run after the first's, or alone."""
+    budget = 1_500_000
+    backend = rematc.backend(budget, inner="eager")
+    torch.manual_seed(0)
+    first, second = Model().first, nn.Sequential(Model().second, nn.Linear(WIDTH, 8))
+    first.compile(backend=backend)
+    second.compile(backend=backend)
+    x = batch()
+
+    def together() -> None:
+        second(first(x)).square().mean().backward()
+
+    def alone() -> None:
+        second(x).square().mean().backward()
+
+    there = 4 * (sum(p.numel() for m in (first, second) for p in m.parameters()) + x.numel())
+    for step in (together, alone) * 3:
+        step()
+        first.zero_grad()
+        second.zero_grad()
+    for step in (together, alone):
+        assert there + measure(step).peak_bytes <= budget
+        first.zero_grad()
+        second.zero_grad()
+
+
+def test_a_step_that_took_too_much_before_it_was_known_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model, run = made("blocks", rematc.backend(1_200_000, inner="eager"))
+    step_of(model, run)()
+    with caplog.at_level(logging.WARNING, "rematc"):
+        step_of(model, run)()
+    assert "not planned for, took up to" in caplog.text
