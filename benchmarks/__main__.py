@@ -17,6 +17,7 @@ FILES = {
     "demo": "demo-cpu.json",
     "llama": "llama8-cpu.json",
     "inductor": "inductor-cpu.json",
+    "overhead": "overhead-cpu.json",
     "solver": "solver-cpu.json",
 }
 RESULTS = Path(__file__).parent / "results"

@@ -141,6 +141,17 @@ def test_forward_and_backward_of_a_plan_compute_what_the_joint_graph_does(
         assert done.plan.peak_bytes <= budget
 
 
+def test_inductor_is_asked_to_write_each_value_of_the_plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[fx.Node] = []
+    monkeypatch.setattr("rematc.compat.write_out", asked.append)
+    _, _, done = split_at(normed, None)
+    graph, plan = done.problem.graph, done.plan
+    for module, steps in ((done.forward, graph.forward_steps(plan.saved)), (done.backward, plan.backward)):
+        written = [v for i in steps if i not in graph.views for v in graph.ops[i].outputs]
+        here = [node for node in asked if node.graph is module.graph]
+        assert len(here) == len(set(here)) == len(written) > 0
+
+
 def test_saved_values_reach_backward_though_names_differ() -> None:
     """An op in several kernels is copied into each: then forward's nodes are not named as the joint's."""
 
