@@ -16,7 +16,7 @@ from torch import fx
 from rematc import compat, plans
 from rematc.cache import cache_folder
 from rematc.capture import Capture, capture
-from rematc.errors import OptionError, RematcError
+from rematc.errors import OptionError, RematcError, error_of_ours
 from rematc.fit import fit
 from rematc.lower import op_by_op
 from rematc.options import Budget, Inner, Options, SolveOptions, parse_budget
@@ -106,6 +106,12 @@ class Backend:
         except RematcError as e:
             return _raiser(e)
 
+    @property
+    def resident_bytes(self) -> int:
+        """What is there before a step, as far as it is known by now."""
+        alone = max((p.resident_bytes for p in self.problems), default=0)
+        return self._steps.resident_bytes() if self._steps.kinds else alone
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Backend) and self.options == other.options
 
@@ -142,22 +148,23 @@ class _Compiler:
                 partitioner = Partitioner(options, done.append, state, given, planned=True)
                 run = compile_as_planned(gm, inputs, partitioner)
         except Exception as e:
-            if (ours := _our_error(e)) is not None and ours is not e:
+            if (ours := error_of_ours(e)) is not None and ours is not e:
                 raise ours from None
             raise
         if not done:
             return Made(run)
-        self._record(done[-1])
+        self.record(done[-1].problem, done[-1].plan)
         return Made(run, done[-1].problem, done[-1].plan, beside, accumulated)
 
-    def _record(self, done: Partitioned) -> None:
+    def record(self, problem: Problem, plan: Plan) -> None:
+        """The backend has this plan for the graph from now on."""
         plans, problems = self.backend.plans, self.backend.problems
         if self.place is None:
             self.place = len(plans)
-            plans.append(done.plan)
-            problems.append(done.problem)
+            plans.append(plan)
+            problems.append(problem)
         else:
-            plans[self.place], problems[self.place] = done.plan, done.problem
+            plans[self.place], problems[self.place] = plan, problem
 
 
 @dataclass(frozen=True)
@@ -302,15 +309,6 @@ def _fix_sizes(joint: fx.GraphModule) -> None:
         val = node.meta.get("val")
         for size in val.shape if isinstance(val, torch.Tensor) else ():
             int(size)  # a guard, where the size is symbolic
-
-
-def _our_error(error: BaseException | None) -> RematcError | None:
-    """The rematc error that caused ``error``, if one did."""
-    while error is not None:
-        if isinstance(error, RematcError):
-            return error
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    return None
 
 
 def _raiser(error: RematcError) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ def cache_folder() -> Path:
     """Where rematc keeps what it measured: REMATC_CACHE_DIR, or the user's cache folder."""
     if chosen := os.environ.get("REMATC_CACHE_DIR"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rematc"
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen) / "rematc"
+    try:
+        return Path.home() / ".cache" / "rematc"
+    except RuntimeError:  # a user without a home, as in containers
+        return Path(tempfile.gettempdir()) / "rematc-cache"
 
 
 def load(path: Path, form: str) -> dict[str, Any] | None:

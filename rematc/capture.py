@@ -66,7 +66,17 @@ class _Reader:
         self.storage_bytes: list[int] = []
         self.storages: dict[int, int] = {}
 
+    def _check_layouts(self) -> None:
+        for node in self.nodes:
+            val = node.meta.get("val")
+            if isinstance(val, torch.Tensor) and val.layout != torch.strided:
+                raise CaptureError(
+                    f"op {node.name!r} makes a tensor of layout {val.layout}, and bytes are known of "
+                    "dense ones alone\n  what to try: dense gradients, as in nn.Embedding(..., sparse=False)"
+                )
+
     def read(self) -> Capture:
+        self._check_layouts()
         inputs: list[int] = []
         tangents: list[int] = []
         for node in self.nodes:

@@ -48,6 +48,7 @@ def card(name: str) -> Card:
     )
     if plain not in cards():
         raise OptionError(
-            f'costs={name!r}: give "auto", "measured", "roofline", or a card: {", ".join(cards())}'
+            f"no card is called {name!r}: give {', '.join(cards())}; "
+            'costs= takes "auto", "measured" and "roofline" too'
         )
     return cards()[plain]

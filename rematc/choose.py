@@ -34,7 +34,7 @@ def choices(problem: Problem, solve_options: SolveOptions) -> tuple[Plan, ...]:
     [(18, (1,)), (18, ())]
     """
     problem = problem.with_budget(None)
-    options = replace(solve_options, time_limit_s=solve_options.time_limit_s / (PEAKS * KEPT))
+    options = replace(solve_options, time_limit_s=solve_options.time_limit_s / (2 + PEAKS * (2 + KEPT)))
     all_saved = solve(problem, options)
     found = {all_saved.saved: all_saved}
     for peak_bytes in _from_least(problem, all_saved.peak_bytes, PEAKS, options):

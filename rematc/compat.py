@@ -240,6 +240,11 @@ def fake_mode_of(tensors: Iterable[Any]) -> AbstractContextManager[Any]:
     return next((m for m in modes if m is not None), None) or fake_tensors()
 
 
+def is_in_backward() -> bool:
+    """Does autograd run a backward pass right now, in this thread?"""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def is_traced() -> bool:
     """Do modes watch what runs? Then it may be for show, or end up in a graph."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode

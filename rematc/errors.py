@@ -99,3 +99,12 @@ def format_bytes(n: int) -> str:
         if abs(n) >= size:
             return f"{n / size:.2f} {unit}"
     return f"{n} B"
+
+
+def error_of_ours(error: BaseException | None) -> RematcError | None:
+    """The rematc error that caused ``error``, if one did."""
+    while error is not None:
+        if isinstance(error, RematcError):
+            return error
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return None

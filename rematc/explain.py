@@ -105,6 +105,8 @@ def _explain(args: argparse.Namespace) -> int:
     path, name = _file_and_name(args.model)
     if args.json is not None:
         check_target(args.json)
+    if args.device:
+        card(args.device)
     # Torch is loaded only now: what is wrong with the command line is said at once.
     from rematc.options import Options, SolveOptions
     from rematc.report import report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -34,9 +35,9 @@ class SolveOptions:
     gap: float = 0.01
 
     def __post_init__(self) -> None:
-        if not _is_number(self.time_limit_s) or self.time_limit_s <= 0:
+        if not _is_number(self.time_limit_s) or not 0 < self.time_limit_s < math.inf:
             raise OptionError(f"time_limit_s={self.time_limit_s!r}: give seconds above zero, as in 30")
-        if not _is_number(self.gap) or self.gap < 0:
+        if not _is_number(self.gap) or not 0 <= self.gap < math.inf:
             raise OptionError(f"gap={self.gap!r}: give a fraction of at least zero, as in 0.01 for 1 %")
 
 
@@ -112,7 +113,7 @@ class Options:
             )
         if self.costs not in COSTS:
             card(self.costs)
-        if not _is_number(self.measure_s) or self.measure_s < 0:
+        if not _is_number(self.measure_s) or not 0 <= self.measure_s < math.inf:
             raise OptionError(f"measure_s={self.measure_s!r}: give seconds of at least zero, as in 20")
         if self.accumulate not in (True, False, None):
             raise OptionError(f"accumulate={self.accumulate!r}: give True or False, or None to find out")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +37,8 @@ def load(problem: Problem, options: SolveOptions, folder: Path) -> Plan | None:
     except PlanError as e:
         cache.damaged(path, e)
         return None
+    with suppress(OSError):
+        os.utime(path)  # the oldest go: those not used for longest
     return replace(plan, solve_s=0.0, notes=(*plan.notes, NOTE))
 
 

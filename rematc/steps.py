@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -59,7 +59,16 @@ class Given:
 
 
 ALONE = Given()
-Compile = Callable[[Any, Given], Made]
+
+
+class Compile(Protocol):
+    """Compiles a graph from its inputs, as often as it is asked to, and passes on what was planned."""
+
+    def __call__(self, inputs: Any, given: Given) -> Made:
+        """Compile it as ``given``."""
+
+    def record(self, problem: Problem, plan: Plan) -> None:
+        """This is its plan from now on."""
 
 
 class GraphOfStep:
@@ -72,12 +81,22 @@ class GraphOfStep:
 
     def __call__(self, *args: Any) -> Any:
         """Run forward."""
-        if self.made.plan is None:
+        if self.made.plan is None or compat.is_in_backward():  # a checkpoint runs it again: as it was
             return self.made.run(*args)
         self.steps.begin(self, args)
         results = self.made.run(*args)
         self.steps.ran(self, args, results)
         return results
+
+    def counted(self, resident_bytes: int) -> None:
+        """It stays as it is; its peak is that of the step, with all that is there beside it."""
+        problem, plan = self.made.problem, self.made.plan
+        assert problem is not None and plan is not None
+        more = resident_bytes - problem.resident_bytes
+        problem = replace(problem, resident_bytes=resident_bytes)
+        plan = replace(plan, peak_bytes=plan.peak_bytes + more, digest=problem.digest)
+        self.made = replace(self.made, problem=problem, plan=plan)
+        self.compile.record(problem, plan)
 
     @property
     def uses(self) -> list[Use]:
@@ -112,11 +131,15 @@ class Steps:
         self.calls: list[_Call] = []
         # The calls of the last step of each kind: of each sequence of several graphs.
         self.kinds: dict[tuple[int, ...], list[_Call]] = {}
-        self.planned: set[tuple[int, bool]] = set()  # for how many kinds, and whether with gradients there
+        self.carried: list[_Call] = []  # of earlier steps, never differentiated, and still there
+        self.planned: set[tuple[frozenset[tuple[int, ...]], bool]] = (
+            set()
+        )  # which kinds, and whether with gradients there
 
     def first(self, graph: GraphOfStep, inputs: Any) -> Made:
         """Compile a graph that was just found, with what the running step keeps by now."""
-        others = sum(call.graph.uses[0].kept_bytes for call in self.calls if call.is_open)
+        open_calls = [call for call in (*self.carried, *self.calls) if call.is_open]
+        others = sum(call.graph.uses[0].kept_bytes for call in open_calls)
         try:
             made = graph.compile(inputs, Given(others))
             if made.problem is not None:
@@ -135,8 +158,9 @@ class Steps:
 
     def begin(self, graph: GraphOfStep, args: tuple[Any, ...]) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
-        if not any(call.is_open for call in self.calls):
-            last, self.calls = self.calls, []
+        if self._is_over():
+            last = [call for call in self.calls if call.is_through]
+            self._carry()
             if len(last) > 1:
                 self.kinds[tuple(id(call.graph) for call in last)] = last
             gradients = gradient_bytes(args, self.accumulate)
@@ -147,6 +171,20 @@ class Steps:
                 graph.made = graph.compile(list(args), ALONE)
         if graph.options:
             self._choose(graph, list(args))
+
+    def _is_over(self) -> bool:
+        """Is the step over? Then some of its calls went through, or nothing of it is there any more."""
+        return any(call.is_through for call in self.calls) or not any(call.is_open for call in self.calls)
+
+    def _carry(self) -> None:
+        """Begin a step, with what earlier ones still keep: results that somebody holds."""
+        known = len(self.carried)
+        self.carried = [call for call in (*self.carried, *self.calls) if call.is_open]
+        self.calls = []
+        if len(self.carried) > known:
+            kept = sum(call.graph.uses[0].kept_bytes for call in self.carried)
+            text = "results of earlier forward passes are held, with %.2f MB kept for their backward passes"
+            log.warning(text, kept / 1e6)
 
     def ran(self, graph: GraphOfStep, args: tuple[Any, ...], results: Any) -> None:
         """It ran forward: what it keeps is there until its backward pass begins."""
@@ -161,17 +199,23 @@ class Steps:
 
     def _find_options(self, accumulating: bool) -> None:
         """Plans to choose from, for each graph, where there are kinds of steps that were not planned for."""
-        if self.budget_bytes is None or self.planned & {
-            (len(self.kinds), accumulating),
-            (len(self.kinds), True),
-        }:
+        alive = {key: kind for key, kind in self.kinds.items() if any(map(_is_alive, kind))}
+        if len(alive) < len(self.kinds):  # of a model that is gone
+            self.kinds = alive
+            self.planned.clear()
+        known = frozenset(self.kinds)
+        if self.budget_bytes is None or self.planned & {(known, accumulating), (known, True)}:
             return
-        self.planned.add((len(self.kinds), accumulating))
-        used = self._resident_bytes() + needed(self._steps, [g.uses[0] for g in self._graphs])
+        self.planned.add((known, accumulating))
+        used = self.resident_bytes() + needed(self._steps, [g.uses[0] for g in self._graphs])
         if used > self.budget_bytes:
-            log.warning(
-                "a step of several graphs, not planned for, took up to %.2f MB: above the budget", used / 1e6
-            )
+            text = "steps of several graphs took up to %.2f MB, above the budget: now they share it"
+            log.warning(text, used / 1e6)
+        elif not any(graph.uses[0].cost_ns for graph in self._graphs):  # all fits, and nothing costs less
+            resident, uses = self.resident_bytes(), [g.uses[0] for g in self._graphs]
+            for n, graph in enumerate(self._graphs):
+                graph.counted(resident + beside(self._steps, uses, n))
+            return
         for graph in self._graphs:
             problem, plan = graph.made.problem, graph.made.plan
             if problem is not None and plan is not None:
@@ -181,7 +225,7 @@ class Steps:
         """Compile ``graph`` anew with its share of the budget. Those chosen before it have their plans."""
         graphs, steps = self._graphs, self._steps
         assert self.budget_bytes is not None
-        uses, resident = [g.uses for g in graphs], self._resident_bytes()
+        uses, resident = [g.uses for g in graphs], self.resident_bytes()
         choice = share(steps, uses, self.budget_bytes - resident)
         if choice is None:
             kept = [(f"kept by graph {n}", min(use.kept_bytes for use in u)) for n, u in enumerate(uses)]
@@ -194,7 +238,11 @@ class Steps:
             )
         mine, picked = graphs.index(graph), [u[o] for u, o in zip(uses, choice, strict=True)]
         plan, graph.options = graph.options[choice[mine]], ()
-        graph.made = graph.compile(args, Given(0, resident + beside(steps, picked, mine), plan))
+        total = resident + beside(steps, picked, mine)
+        if plan is graph.made.plan:
+            graph.counted(total)
+        else:
+            graph.made = graph.compile(args, Given(0, total, plan))
 
     @property
     def _steps(self) -> list[list[int]]:
@@ -207,10 +255,11 @@ class Steps:
         """Those that run in steps of several, each once, in order."""
         return list(dict.fromkeys(call.graph for kind in self.kinds.values() for call in kind))
 
-    def _resident_bytes(self) -> int:
-        """What is there before a step: all that its graphs read and none makes, and gradients."""
+    def resident_bytes(self) -> int:
+        """What is there before a step of several graphs: all that they read and none makes, and gradients."""
         beside = max(graph.made.beside_bytes for graph in self._graphs)
-        return beside + max(map(self._resident_in, self.kinds.values()))
+        kept = sum(call.graph.uses[0].kept_bytes for call in self.carried if call.is_open)
+        return beside + kept + max(map(self._resident_in, self.kinds.values()))
 
     def _resident_in(self, kind: list[_Call]) -> int:
         inputs: dict[int, int] = {}
@@ -218,6 +267,11 @@ class Steps:
             inputs |= call.inputs
         leaves = [leaf() for call in kind for leaf in call.leaves]
         return sum(inputs.values()) + gradient_bytes(leaves, self.accumulate)
+
+
+def _is_alive(call: _Call) -> bool:
+    """Is any parameter of its model still there?"""
+    return not call.leaves or any(leaf() is not None for leaf in call.leaves)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

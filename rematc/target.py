@@ -33,14 +33,15 @@ class Target:
 
     ``table``: what is measured on it; None for a card that is not at hand. ``memory_bytes``: its own memory,
     None for a CPU's. ``allocation_bytes``: its allocator rounds up to a multiple. ``time_s``: ops are timed
-    for this long at most. ``note``: what a plan made for it has to say.
+    for this long at most (None: not, and what was timed before is not used). ``note``: what a plan made for
+    it has to say.
     """
 
     rates: Rates
     table: Table | None
     memory_bytes: int | None
     allocation_bytes: int
-    time_s: float
+    time_s: float | None
     note: str = ""
 
     def prices(self, nodes: Iterable[fx.Node], again: Iterable[fx.Node], *, op_by_op: bool) -> Prices:
@@ -51,7 +52,7 @@ class Target:
         if self.table is None:
             return Prices(self.rates)
         timed = [node for node in again if op_by_op or is_ready_made(node)]
-        times = time_ops(timed, self.rates, self.table, self.time_s) if self.time_s else {}
+        times = {} if self.time_s is None else time_ops(timed, self.rates, self.table, self.time_s)
         return Prices(self.rates, times, find_workspaces(nodes, self.table) if op_by_op else {})
 
     def workspaces(self, calls: Iterable[Call]) -> dict[Hashable, int]:
@@ -71,14 +72,14 @@ def target_of(joint: fx.GraphModule, options: Options) -> Target:
             f"times are estimates for {model.name} from its data sheet; the workspace of its kernels is not "
             "known: leave some reserve"
         )
-        return Target(rates_of_card(model), None, model.memory_bytes, CUDA_UNIT_BYTES, 0, note)
+        return Target(rates_of_card(model), None, model.memory_bytes, CUDA_UNIT_BYTES, None, note)
     is_cuda = device.type == "cuda"
     return Target(
         rates=rates_of(device, folder),
         table=Table(device, folder),
         memory_bytes=int(torch.cuda.get_device_properties(device).total_memory) if is_cuda else None,
         allocation_bytes=CUDA_UNIT_BYTES if is_cuda else 1,
-        time_s=0 if options.costs == "roofline" else options.measure_s,
+        time_s=None if options.costs == "roofline" else options.measure_s,
     )
 
 

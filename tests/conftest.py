@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,6 +26,12 @@ settings.load_profile("rematc")
 def _remove_cache() -> Iterator[None]:
     yield
     _cache.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _no_plans() -> None:
+    """No test finds the plans of another."""
+    shutil.rmtree(Path(_cache.name) / "plans", ignore_errors=True)
 
 
 @pytest.fixture

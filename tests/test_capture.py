@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from rematc import compat
 from rematc.capture import Capture, capture
+from rematc.errors import CaptureError
 from rematc.graph import Graph, Op
 from rematc.passes import canonicalize
 from rematc.trace import trace_joint
@@ -287,3 +288,9 @@ def test_sizes_are_rounded_up_as_the_allocator_does() -> None:
     graph = read(lambda x: x.exp().sum(), needs_grad(129), allocation_bytes=512).graph
     assert graph.storage_bytes[graph.values[op(graph, "exp").outputs[0]].storage] == 1024
     assert set(graph.storage_bytes) == {512, 1024}
+
+
+def test_sparse_gradients_are_refused_with_the_way_out() -> None:
+    table = nn.Embedding(10, 4, sparse=True)
+    with pytest.raises(CaptureError, match=r"torch.sparse_coo.*\n.*sparse=False"):
+        read(lambda i: table(i).sum(), torch.arange(3))

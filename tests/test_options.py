@@ -153,3 +153,12 @@ def test_decimals_are_read_to_the_byte(text: str, nbytes: int) -> None:
 
 def test_a_number_of_any_length_is_read() -> None:
     assert parse_budget("0." + "3" * 400 + "GB") == 333_333_333
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0, True, "1"])
+@pytest.mark.parametrize("setting", ["time_limit_s", "gap"])
+def test_numbers_that_are_none_are_refused(setting: str, number: object) -> None:
+    with pytest.raises(OptionError, match=setting):
+        SolveOptions(**{setting: number})  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="measure_s"):
+        Options(None, measure_s=number)  # type: ignore[arg-type]

@@ -191,6 +191,7 @@ def test_gradients_are_the_same_to_the_bit_in_every_order(monkeypatch: pytest.Mo
         return asked[-1]
 
     monkeypatch.setattr(solver, "best_order", next_order)
+    monkeypatch.setattr("rematc.plans.load", lambda *_: None)  # each is to be solved
     peaks = []
     for _ in range(3):
         backend = rematc.backend(None, inner="eager")

@@ -15,6 +15,7 @@ import torch
 import rematc
 from rematc import plans
 from rematc.baselines import save_all
+from rematc.cache import cache_folder
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -128,3 +129,13 @@ def test_a_second_start_solves_nothing(inner: str, tmp_path: Path, monkeypatch: 
         first.saved, first.backward, first.cost_ns, first.gap,
     )  # fmt: skip
     assert second.notes[-1] == plans.NOTE or plans.NOTE in second.notes
+
+
+def test_a_user_without_a_home_has_a_folder_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("REMATC_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache_folder().is_absolute()

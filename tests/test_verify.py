@@ -121,3 +121,44 @@ def test_a_budget_that_can_t_be_met_is_refused() -> None:
     with pytest.raises(rematc.BudgetError, match="the smallest that there is a plan for"):
         rematc.verify(model, x, 1000, mean_square, inner="eager")
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_it_can_be_asked_again_and_for_many_models() -> None:
+    model, x = given()
+    first = rematc.verify(model, x, None, mean_square, inner="eager")
+    again = rematc.verify(model, x, None, mean_square, inner="eager")
+    assert [plan.saved for plan in again.plans] == [plan.saved for plan in first.plans]
+    for width in range(2, 13):
+        found = rematc.verify(nn.Linear(width, 1), torch.ones(3, width), None, torch.sum, inner="eager")
+        assert len(found.plans) == 1
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, part in enumerate(self.parts):
+            x = part(x)
+            if i == 1:
+                torch._dynamo.graph_break()
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_model_of_several_graphs_is_measured_as_a_whole() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(256, 32)
+    found = rematc.verify(Broken(), x, 1_500_000, mean_square, inner="eager")
+    there = 4 * (sum(p.numel() for p in Broken().parameters()) + x.numel())
+    assert len(found.plans) > 1 and found.difference == 0.0
+    assert there <= found.resident_bytes <= 1.05 * there
+    assert found.fits and found.measured_bytes <= found.predicted_bytes <= 1_500_000
+
+
+def test_what_is_no_module_is_compared_too_and_left_as_it_was() -> None:
+    model, x = nn.Linear(4, 1), torch.ones(3, 4, requires_grad=True)
+    found = rematc.verify(lambda x: _Wrong.apply(model(x)).sum(), x, None, inner="eager")
+    assert found.difference == pytest.approx(0.5)
+    assert model.weight.grad is None and x.grad is None
