@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from rematc.costs import Prices, Rates, Table, find_workspaces, rates, rates_of
 from rematc.costs.roofline import flops, is_free, kernel_ns, runtime_ns
 from rematc.measure import measure
 from rematc.problem import OpCost
+from tests.damaged import read_damaged, saying
 from tests.test_capture import read
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -97,57 +98,37 @@ def test_rates_are_measured_once_and_kept(tmp_path: Path, calibrations: list[tor
     assert torch.__version__.replace("+", "-") in kept.name
 
 
-DAMAGE: dict[str, Callable[[str], bytes]] = {
-    "empty": lambda text: b"",
-    "cut": lambda text: text[: len(text) // 2].encode(),
-    "no text": lambda text: b"\xff\xfe\x00\x80",
-    "a list": lambda text: b"[]",
-    "null": lambda text: b"null",
-    "rates are a list": lambda text: json.dumps({**json.loads(text), "rates": [1]}).encode(),
-    "a field is missing": lambda text: text.replace('"matmul"', '"mm"').encode(),
-    "zero": lambda text: text.replace("10000000000.0", "0").encode(),
-    "infinite": lambda text: text.replace("10000000000.0", "Infinity").encode(),
-    "not a number": lambda text: text.replace("10000000000.0", "NaN").encode(),
-    "true": lambda text: text.replace("10000000000.0", "true").encode(),
-    "text": lambda text: text.replace("10000000000.0", '"fast"').encode(),
-    "another format": lambda text: text.replace("rematc.rates/2", "rematc.rates/0").encode(),
+WRONG = {
+    "rates are a list": lambda rates: [1],
+    "a field is missing": lambda rates: {name: rate for name, rate in rates.items() if name != "matmul"},
+    "zero": lambda rates: {**rates, "stream": 0},
+    "infinite": lambda rates: {**rates, "stream": math.inf},
+    "not a number": lambda rates: {**rates, "stream": math.nan},
+    "true": lambda rates: {**rates, "stream": True},
+    "text": lambda rates: {**rates, "stream": "fast"},
+    "a dtype is below zero": lambda rates: {**rates, "faster": {"bfloat16": -1.0}},
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_measured_again_with_a_warning(
-    damage: str, tmp_path: Path, calibrations: list[torch.device], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("wrong", WRONG)
+def test_rates_that_are_none_are_measured_again(
+    wrong: str, tmp_path: Path, calibrations: list[torch.device], caplog: pytest.LogCaptureFixture
 ) -> None:
     rates_of(CPU, tmp_path)
     (path,) = tmp_path.iterdir()
     text = path.read_text()
-    path.write_bytes(DAMAGE[damage](text))
-    with caplog.at_level(logging.WARNING, "rematc"):
-        assert rates_of(CPU, tmp_path) == RATES
-    assert "not used, and written anew" in caplog.text
-    assert str(path) in caplog.text
+    damage = saying(lambda data: data.update(rates=WRONG[wrong](data["rates"])))
+    assert read_damaged(path, damage, lambda: rates_of(CPU, tmp_path), caplog) == RATES
     assert len(calibrations) == 2
     assert path.read_text() == text  # and it is whole again
 
 
-@pytest.mark.parametrize("where", ["a file", "inside a file", "the rates are a folder"])
-def test_a_folder_that_cannot_be_used_passes_with_a_warning(
-    where: str, tmp_path: Path, calibrations: list[torch.device], caplog: pytest.LogCaptureFixture
+def test_a_folder_that_can_t_be_used_is_no_reason_to_fail(
+    tmp_path: Path, calibrations: list[torch.device], caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "cache"
-    if where == "the rates are a folder":
-        rates_of(CPU, folder)
-        (path,) = folder.iterdir()
-        path.unlink()
-        path.mkdir()
-    else:
-        folder.write_text("")
-        folder = folder if where == "a file" else folder / "deeper"
-    with caplog.at_level(logging.WARNING, "rematc"):
-        assert rates_of(CPU, folder) == RATES
+    (tmp_path / "cache").write_text("")
+    assert rates_of(CPU, tmp_path / "cache") == RATES
     assert "nothing is kept for the next time" in caplog.text
-    if where == "the rates are a folder":
-        assert [p.name for p in folder.iterdir()] == [path.name]  # nothing half-written is left
 
 
 def test_no_folder_keeps_nothing(calibrations: list[torch.device]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -239,50 +238,6 @@ def test_a_model_in_eval_mode_is_warned_of(model: Path, capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert "warning: the model is in eval mode" in err
     assert "eval mode" in out
-
-
-LARGE = """
-import torch
-from torch import nn
-
-def build():
-    body = [layer for _ in range(4) for layer in (nn.Linear(40_000, 40_000, bias=False), nn.Tanh())]
-    model = nn.Sequential(*body).to(torch.bfloat16)
-    return model, torch.randn(16_384, 40_000, dtype=torch.bfloat16), lambda y: y.float().mean()
-
-def reads():
-    model = nn.Linear(4, 4)
-    if model.weight.sum().item() > 0:
-        print("positive")
-    return model, torch.ones(4, 4), torch.sum
-"""
-
-
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_a_model_larger_than_this_machine_is_planned_for_a_card(
-    inner: str, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model.write_text(LARGE)
-    given = [str(model), "--device", "h100", "--inner", inner]
-    assert main([*given, "--budget", "50%"]) == 0
-    out = capsys.readouterr().out
-    assert "6,400,000,000 parameters on an NVIDIA H100 SXM that is not here" in out
-    assert re.search(r"budget +40\.00 GB", out) and "data sheet" in out
-    assert main([*given, "--budget", "26GB"]) == 3
-    assert "does not fit" in capsys.readouterr().err
-
-
-def test_what_can_t_be_built_without_memory_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model.write_text(LARGE)
-    assert main([f"{model}:reads", "--device", "h100", "--inner", "eager"]) == 2
-    err = capsys.readouterr().err
-    assert "model.weight.sum().item()" in err and "With --device tensors have no memory" in err
-    assert main([f"{model}:reads", "--inner", "eager"]) == 0
-
-
-def test_a_card_that_is_not_known(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(model), "--device", "b300"]) == 2
-    assert "h200, h100" in capsys.readouterr().err
 
 
 def test_a_fault_of_ours_shows_no_traceback_unless_asked(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +13,12 @@ import torch
 import rematc
 from rematc import plans
 from rematc.baselines import save_all
-from rematc.cache import cache_folder
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import solve
+from tests.damaged import read_damaged, saying
 from tests.graphs import chain
 from tests.small import batch, net, refusal
 
@@ -58,26 +56,21 @@ def test_another_budget_problem_or_setting_is_another_plan(
     assert plans.load(problem, SolveOptions(gap=0.1), tmp_path) is None
 
 
-DAMAGE: dict[str, Callable[[str], bytes]] = {
-    "empty": lambda text: b"",
-    "cut": lambda text: text[: len(text) // 2].encode(),
-    "no text": lambda text: b"\xff\xfe\x00\x80",
-    "a list": lambda text: b"[]",
-    "a bound of its own": lambda text: json.dumps({**json.loads(text), "bound_ns": 1}).encode(),
-    "another step": lambda text: json.dumps({**json.loads(text), "backward": [999]}).encode(),
-    "another format": lambda text: text.replace("rematc.plan/1", "rematc.plan/0").encode(),
+WRONG: dict[str, dict[str, object]] = {
+    "a step that is none": {"backward": [999]},
+    "a value that is none": {"saved": [999]},
+    "a field more": {"more": 1},
+    "a bound that is none": {"bound_ns": -1},
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_plan_is_none(
-    damage: str, problem: Problem, kept: Plan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_plan_that_is_none_is_not_used(
+    wrong: str, problem: Problem, kept: Plan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (path,) = (tmp_path / "plans").iterdir()
-    path.write_bytes(DAMAGE[damage](path.read_text()))
-    with caplog.at_level(logging.WARNING, "rematc"):
-        assert plans.load(problem, OPTIONS, tmp_path) is None
-    assert "not used, and written anew" in caplog.text
+    damage = saying(lambda data: data.update(WRONG[wrong]))
+    assert read_damaged(path, damage, lambda: plans.load(problem, OPTIONS, tmp_path), caplog) is None
 
 
 def test_a_plan_for_another_graph_under_this_name_is_none(
@@ -129,13 +122,3 @@ def test_a_second_start_solves_nothing(inner: str, tmp_path: Path, monkeypatch: 
         first.saved, first.backward, first.cost_ns, first.gap,
     )  # fmt: skip
     assert second.notes[-1] == plans.NOTE or plans.NOTE in second.notes
-
-
-def test_a_user_without_a_home_has_a_folder_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("REMATC_CACHE_DIR")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
-    assert cache_folder().is_absolute()
