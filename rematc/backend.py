@@ -204,9 +204,10 @@ def partition(
     ``given``: what other graphs of the step leave to it. ``planned``: Inductor will compile them as planned,
     see `rematc.inductor.compile_as_planned`.
     """
-    target = target_of(joint, options)
+    folder = cache_folder()
+    target = target_of(joint, options, folder)
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
-    posed, folder = problem, cache_folder()
+    posed = problem
     known = given.plan or plans.load(problem, options.solve, folder)
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode
@@ -235,7 +236,7 @@ def pose(
     target: Target | None = None,
 ) -> tuple[Capture, Problem]:
     """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
-    target = target or target_of(joint, options)
+    target = target or target_of(joint, options, cache_folder())
     _fix_sizes(joint)
     canonicalize(joint, num_fwd_outputs)
     captured = capture(joint, num_fwd_outputs, allocation_bytes=target.allocation_bytes)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from rematc.errors import BudgetError
 from rematc.graph import Op, Value
 from rematc.options import SolveOptions
+from rematc.pareto import spread
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.simulate import judged
@@ -37,7 +38,7 @@ def choices(problem: Problem, solve_options: SolveOptions) -> tuple[Plan, ...]:
     options = replace(solve_options, time_limit_s=solve_options.time_limit_s / (2 + PEAKS * (2 + KEPT)))
     all_saved = solve(problem, options)
     found = {all_saved.saved: all_saved}
-    for peak_bytes in _from_least(problem, all_saved.peak_bytes, PEAKS, options):
+    for peak_bytes in reversed(spread(problem, PEAKS, options)):
         for plan in _keeping_less(problem, peak_bytes, options):
             found.setdefault(plan.saved, plan)
     return tuple(found.values())
@@ -46,23 +47,13 @@ def choices(problem: Problem, solve_options: SolveOptions) -> tuple[Plan, ...]:
 def _keeping_less(problem: Problem, peak_bytes: int, options: SolveOptions) -> Iterator[Plan]:
     """Plans within ``peak_bytes``, from the cheapest to one that keeps as little as can be."""
     paused = _paused(problem, peak_bytes)  # with this much taken, the least that can be is what is kept
-    most = solve(paused, options).peak_bytes
-    for budget in _from_least(paused, most, KEPT, options):
+    for budget in reversed(spread(paused, KEPT, options)):
         taken = peak_bytes - (budget - peak_bytes)
         try:
             plan = solve(_paused(problem, max(0, taken)).with_budget(peak_bytes), options)
         except BudgetError:
             continue
         yield _resumed(problem, plan)
-
-
-def _from_least(problem: Problem, most: int, points: int, options: SolveOptions) -> list[int]:
-    """Budgets from the smallest that is accepted to ``most``, evenly spaced."""
-    try:
-        least = solve(problem.with_budget(max(1, problem.base_bytes)), options).peak_bytes
-    except BudgetError as e:
-        least = e.minimum_bytes
-    return sorted({least + (most - least) * i // (points - 1) for i in range(points)}, reverse=True)
 
 
 def _paused(problem: Problem, taken_bytes: int) -> Problem:

@@ -53,7 +53,7 @@ def pareto(
     """
     asked: Sequence[int | None]
     if budgets is None:
-        asked = _spread(problem, points, options)
+        asked = spread(problem, points, options)
     else:
         asked = sorted({parse_budget(b) for b in budgets}, key=_room)
     found = [plan for b in asked if (plan := _solved(problem.with_budget(b), options)) is not None]
@@ -69,8 +69,18 @@ def _words(budget_bytes: int | None) -> str:
     return "no limit" if budget_bytes is None else f"a budget of {budget_bytes} bytes"
 
 
-def _spread(problem: Problem, points: int, options: SolveOptions) -> Sequence[int | None]:
-    """``points`` budgets from the smallest that can be met to where nothing is recomputed."""
+def spread(problem: Problem, points: int, options: SolveOptions = DEFAULT) -> Sequence[int]:
+    """``points`` budgets, evenly spaced from the smallest that can be met to where nothing is recomputed.
+
+    The problem's own budget plays no part. Raises `OptionError` for fewer than two points.
+
+    >>> from networkx import DiGraph
+    >>> dag = DiGraph([("a", "b"), ("b", "c"), ("c", "d"), ("a", "d")])
+    >>> for node, size in zip("abcd", (10, 10, 10, 1)):
+    ...     dag.add_node(node, bytes=size, runtime_ns=7)
+    >>> spread(Problem.from_networkx(dag), 3)
+    [21, 25, 30]
+    """
     if points < 2:
         raise OptionError(f"points={points!r}: give at least 2, for both ends of the curve")
     high = solve(problem.with_budget(None), options).peak_bytes

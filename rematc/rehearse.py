@@ -17,6 +17,7 @@ import torch
 
 from rematc import compat
 from rematc.costs import Call
+from rematc.storages import storages
 
 
 class Rehearsal:
@@ -42,7 +43,7 @@ class Rehearsal:
 
     def __init__(self, resident: Sequence[Any], allocation_bytes: int = 1) -> None:
         self.allocation_bytes = allocation_bytes
-        self.resident = {key for key, _ in _storages(resident)}
+        self.resident = {key for key, _ in storages(resident)}
         self.holders: Counter[int] = Counter()
         self.live_bytes = self.peak_bytes = 0
         self.calls: list[tuple[int, Call]] = []
@@ -85,7 +86,7 @@ class Rehearsal:
 
     def _counted(self, value: Any) -> Iterator[tuple[int, int]]:
         unit = self.allocation_bytes
-        return ((key, -(-size // unit) * unit) for key, size in _storages(value) if key not in self.resident)
+        return ((key, -(-size // unit) * unit) for key, size in storages(value) if key not in self.resident)
 
 
 class _Names:
@@ -174,12 +175,3 @@ def _flat(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _flat(statement.body)
         else:
             yield statement
-
-
-def _storages(value: Any) -> Iterator[tuple[int, int]]:
-    """Key and bytes of each storage that ``value``, a tensor or a collection of them, stands for."""
-    if isinstance(value, torch.Tensor):
-        yield compat.storage_key(value), compat.hint(value.untyped_storage().nbytes())
-    elif isinstance(value, list | tuple):
-        for v in value:
-            yield from _storages(v)

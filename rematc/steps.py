@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-
-import torch
 
 from rematc import compat
 from rematc.choose import choices
@@ -24,6 +22,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.resident import gradient_bytes
 from rematc.share import Use, beside, needed, share, smallest, use_of
+from rematc.storages import storages, tensors
 
 log = logging.getLogger(__name__)
 
@@ -189,10 +188,10 @@ class Steps:
     def ran(self, graph: GraphOfStep, args: tuple[Any, ...], results: Any) -> None:
         """It ran forward: what it keeps is there until its backward pass begins."""
         made = {key for call in self.calls for key in call.results}
-        inputs = {key: size for key, size in _storages(args) if key not in made}
-        leaves = [weakref.ref(t) for t in _tensors(args) if t.is_leaf and t.requires_grad]
-        call = _Call(graph, inputs, dict(_storages(results)), leaves)
-        for node in {t.grad_fn for t in _tensors(results) if t.grad_fn is not None}:
+        inputs = {key: size for key, size in storages(args) if key not in made}
+        leaves = [weakref.ref(t) for t in tensors(args) if t.is_leaf and t.requires_grad]
+        call = _Call(graph, inputs, dict(storages(results)), leaves)
+        for node in {t.grad_fn for t in tensors(results) if t.grad_fn is not None}:
             call.nodes.append(weakref.ref(node))
             node.register_prehook(lambda _: setattr(call, "is_through", True))
         self.calls.append(call)
@@ -272,13 +271,3 @@ class Steps:
 def _is_alive(call: _Call) -> bool:
     """Is any parameter of its model still there?"""
     return not call.leaves or any(leaf() is not None for leaf in call.leaves)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    return (v for v in values if isinstance(v, torch.Tensor))
-
-
-def _storages(values: Any) -> Iterator[tuple[int, int]]:
-    """Key and bytes of each storage."""
-    for t in _tensors(values):
-        yield compat.storage_key(t), t.untyped_storage().nbytes()

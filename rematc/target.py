@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import fx
 
-from rematc.cache import cache_folder
 from rematc.cards import card
 from rematc.costs import (
     Call,
@@ -60,12 +60,13 @@ class Target:
         return {} if self.table is None else self.table.workspaces(calls)
 
 
-def target_of(joint: fx.GraphModule, options: Options) -> Target:
+def target_of(joint: fx.GraphModule, options: Options, folder: Path) -> Target:
     """The target that ``options`` name, or the device that the graph's values are on.
+
+    What is measured of it is kept in ``folder``.
 
     Raises `CaptureError` for a graph on several CUDA devices, `OptionError` for a card that isn't known.
     """
-    device, folder = device_of(joint), cache_folder()
     if options.costs not in ("auto", "measured", "roofline"):
         model = card(options.costs)
         note = (
@@ -73,6 +74,7 @@ def target_of(joint: fx.GraphModule, options: Options) -> Target:
             "known: leave some reserve"
         )
         return Target(rates_of_card(model), None, model.memory_bytes, CUDA_UNIT_BYTES, None, note)
+    device = device_of(joint)
     is_cuda = device.type == "cuda"
     return Target(
         rates=rates_of(device, folder),

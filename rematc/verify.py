@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rematc.backend import Backend, backend
-from rematc.errors import CaptureError
+from rematc.errors import CaptureError, format_bytes
 from rematc.measure import measure
 from rematc.options import Budget, Options
 from rematc.plan import Plan
@@ -52,16 +52,16 @@ class Verification:
         return self.budget_bytes is None or self.measured_bytes <= self.budget_bytes
 
     def __str__(self) -> str:
-        budget = "none" if self.budget_bytes is None else _mb(self.budget_bytes)
+        budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes)
         verdict = "" if self.budget_bytes is None else "within" if self.fits else "OVER THE BUDGET"
         same = f"the same to the bit as those of {self.reference}"
         off = f"off by {self.difference:.1e} of the largest number at most, in {self.differs_most}"
         return "\n".join(
             (
                 f"budget     {budget:>12}",
-                f"predicted  {_mb(self.predicted_bytes):>12}",
-                f"measured   {_mb(self.measured_bytes):>12}  {verdict}".rstrip(),
-                f"resident   {_mb(self.resident_bytes):>12}  of that, before the step",
+                f"predicted  {format_bytes(self.predicted_bytes):>12}",
+                f"measured   {format_bytes(self.measured_bytes):>12}  {verdict}".rstrip(),
+                f"resident   {format_bytes(self.resident_bytes):>12}  of that, before the step",
                 f"step       {self.slowdown:>11.2f}x  of eager PyTorch's time, one step of each",
                 f"gradients  {f'{off}; to {self.reference}' if self.difference else same}",
             )
@@ -247,7 +247,3 @@ def _difference(found: Gradients, expected: Gradients) -> tuple[str, float]:
             off = (gradient - mine).abs().max().item() / scale
         worst = max(worst, (name, off), key=lambda w: w[1] if w[1] == w[1] else float("inf"))
     return worst
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.2f} MB"

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from rematc import compat
+from rematc.storages import tensors
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,7 @@ class Call:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors among its arguments."""
-        found: list[torch.Tensor] = []
-        fx.node.map_aggregate(
-            (self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, torch.Tensor) else None
-        )
-        return iter(found)
+        return tensors((self.args, self.kwargs))
 
 
 def _key(arg: Any) -> Hashable:

@@ -6,7 +6,7 @@ The roofline model (Williams, Waterman, Patterson 2009), with the device's own r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from rematc import compat
 from rematc.costs.rates import Rates
+from rematc.storages import tensors
 
 SPECIAL = ("exp", "erf", "gelu", "silu", "tanh", "sigmoid", "sin", "cos", "log", "pow", "mish", "softplus")
 REDUCE = ("softmax", "norm", "sum", "mean", "var", "amax", "amin", "argmax", "max_pool", "avg_pool", "nll")
@@ -51,7 +52,7 @@ def kernel_ns(
     fused = [n for n in working if not flops(n)]
     if not fused:
         return sum(alone)
-    moved = sum(_nbytes(t) for n in values if n is not None for t in _tensors(n.meta.get("val")))
+    moved = sum(_nbytes(t) for n in values if n is not None for t in tensors(n.meta.get("val")))
     slow = [n for n in fused if _byte_rate(str(n.target), rates) < rates.stream]
     computed = sum(bytes_moved(n) / _byte_rate(str(n.target), rates) for n in slow)
     return int(sum(alone) + rates.overhead_ns + max(moved / rates.stream, computed) * 1e9)
@@ -61,12 +62,12 @@ def is_free(node: fx.Node) -> bool:
     """Does the op make no memory of its own: a view, a size, Python arithmetic?"""
     if not compat.is_overload(node.target):
         return not compat.is_higher_order(node.target)
-    outputs = [t for t in _tensors(node.meta.get("val"))]
+    outputs = [t for t in tensors(node.meta.get("val"))]
     if not outputs:
         return True
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
         return False
-    before = {compat.storage_key(t) for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))}
+    before = {compat.storage_key(t) for n in node.all_input_nodes for t in tensors(n.meta.get("val"))}
     return all(compat.storage_key(t) in before for t in outputs)
 
 
@@ -86,12 +87,12 @@ def flops(node: fx.Node) -> int:
 
 def bytes_moved(node: fx.Node) -> int:
     """Bytes read and written: every input once, every output once."""
-    read = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
-    return sum(_nbytes(t) for t in (*read, *_tensors(node.meta.get("val"))))
+    read = [t for n in node.all_input_nodes for t in tensors(n.meta.get("val"))]
+    return sum(_nbytes(t) for t in (*read, *tensors(node.meta.get("val"))))
 
 
 def _flop_rate(node: fx.Node, name: str, rates: Rates) -> float:
-    read = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
+    read = [t for n in node.all_input_nodes for t in tensors(n.meta.get("val"))]
     faster = rates.times(read[0].dtype) if read else 1.0
     if "conv" in name:
         return rates.conv * faster
@@ -109,14 +110,6 @@ def _byte_rate(name: str, rates: Rates) -> float:
         if any(w in op for w in words):
             return rate
     return rates.stream
-
-
-def _tensors(val: Any) -> Iterator[torch.Tensor]:
-    if isinstance(val, torch.Tensor):
-        yield val
-    elif isinstance(val, tuple | list):
-        for v in val:
-            yield from _tensors(v)
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
