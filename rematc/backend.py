@@ -16,6 +16,7 @@ from torch import fx
 from rematc import compat, plans
 from rematc.cache import cache_folder
 from rematc.capture import Capture, capture
+from rematc.compiled import ALONE, Given, Made
 from rematc.errors import OptionError, RematcError, error_of_ours
 from rematc.fit import fit
 from rematc.lower import op_by_op
@@ -26,7 +27,7 @@ from rematc.problem import Problem
 from rematc.resident import epilogue_bytes, gradient_bytes, optimizer_bytes, resident_bytes
 from rematc.simulate import judged, validate
 from rematc.solve import solve
-from rematc.steps import ALONE, Given, GraphOfStep, Made, Steps
+from rematc.steps import Steps
 from rematc.target import Target, device_of, target_of
 from rematc.versions import check_torch
 
@@ -84,13 +85,13 @@ class Backend:
     problem of each.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, steps: Steps | None = None) -> None:
         check_torch()
         self.options = options
         self.plans: list[Plan] = []
         self.problems: list[Problem] = []
         # Blocks that are compiled one by one may each have a backend of their own; they are equal, and share.
-        self._steps = _STEPS.setdefault(options, Steps(options.solve, options.accumulate))
+        self.steps = steps or _STEPS.setdefault(options, Steps(options.solve, options.accumulate))
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         """Compile one graph. An error of ours is raised by the first call of what is returned.
@@ -102,7 +103,7 @@ class Backend:
         try:
             if self.options.budget is None:
                 return compiler(inputs, ALONE).run
-            return GraphOfStep(self._steps, compiler, inputs)
+            return self.steps.graph(compiler, inputs)
         except RematcError as e:
             return _raiser(e)
 
@@ -110,7 +111,7 @@ class Backend:
     def resident_bytes(self) -> int:
         """What is there before a step, as far as it is known by now."""
         alone = max((p.resident_bytes for p in self.problems), default=0)
-        return self._steps.resident_bytes() if self._steps.kinds else alone
+        return self.steps.resident_bytes() if self.steps.calls.kinds else alone
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Backend) and self.options == other.options
@@ -154,7 +155,7 @@ class _Compiler:
         if not done:
             return Made(run)
         self.record(done[-1].problem, done[-1].plan)
-        return Made(run, done[-1].problem, done[-1].plan, beside, accumulated)
+        return Made(run, done[-1].problem, done[-1].plan, beside, accumulated, given.others_bytes)
 
     def record(self, problem: Problem, plan: Plan) -> None:
         """The backend has this plan for the graph from now on."""

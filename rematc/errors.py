@@ -28,8 +28,8 @@ class BudgetError(RematcError):
 
     ``minimum_bytes`` is the smallest budget that is accepted, ``bound_bytes`` what is proven that no plan
     can do with less than, with the backward ops in the order chosen (0: nothing is), ``budget_bytes`` what
-    was asked, ``step`` the op at which that plan peaks, and ``largest`` the three largest values alive there,
-    as (name, bytes), largest first.
+    was asked, ``step`` the op at which that plan peaks (or what runs, where several graphs share the budget),
+    and ``largest`` the three largest values alive there, as (name, bytes), largest first.
 
     >>> raise BudgetError(100, 120, step="mm_4", largest=(("relu", 64),))
     Traceback (most recent call last):
@@ -64,7 +64,7 @@ class BudgetError(RematcError):
             f"{format_bytes(minimum_bytes)} ({minimum_bytes} bytes), of which "
             f"{format_bytes(resident_bytes)} is resident before the step (parameters, inputs, reserve)"
             f"{proven}.\n"
-            f"  in the way: op {step!r}, where that plan peaks; "
+            f"  in the way: {step}, where that plan peaks; "
             f"largest alive there: {alive or 'nothing'}.\n"
             f"  what to try: budget={minimum_bytes}, a smaller batch or sequence, "
             f"a lower precision, or a smaller reserve."

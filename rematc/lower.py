@@ -30,7 +30,7 @@ def op_by_op(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]
 
 
 class _Frugal(fx.Interpreter):
-    """For a torch that writes no boxed code: ten microseconds slower for each op.
+    """For a torch that writes no boxed code: torch's interpreter, slower for each op.
 
     Torch's interpreter lets go of a value at its last use; this one also of a value that has none.
     """

@@ -41,8 +41,8 @@ class Measurement:
 
     ``peak_bytes`` is the highest that the allocator's live bytes rose above what was live when the
     step began, ``end_bytes`` what was live at its end, its result included, less the same.
-    ``duration_ns`` is the time of the measured step: on the CPU the profiler adds one or
-    two microseconds for each op, so compare it only with steps that were measured too.
+    ``duration_ns`` is the time of the measured step: on the CPU the profiler adds about
+    a microsecond for each op, so compare it only with steps that were measured too.
 
     ``phases`` has the peak of each phase, above the same: "forward" (all that is outside of a backward pass
     and before one), "backward", and "update" (what follows the last one). ``resident_bytes`` was live when

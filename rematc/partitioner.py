@@ -10,9 +10,9 @@ from torch import fx
 
 from rematc import compat
 from rematc.backend import Partitioned, partition
+from rematc.compiled import ALONE, Given
 from rematc.options import Budget, Options, SolveOptions
 from rematc.plan import Plan
-from rematc.steps import ALONE, Given
 
 _Base: Any = compat.partitioner_base()
 

@@ -225,7 +225,7 @@ def _refusal(error: Exception) -> CaptureError:
         return CaptureError(f"calling the model with its inputs raises {_named(error)}{at}\n  {BY_HAND}")
     said = f"{text.splitlines()[0].strip()}. {_field(text, 'Explanation')}"
     return CaptureError(
-        f"the model is not one graph, and a budget holds for whole graphs alone: {said}{at}\n"
+        f"the model is not one graph, and explain plans one (rematc.backend takes several): {said}{at}\n"
         f"  what to try: {_hint(text)}take that line out of the forward pass, or skip it there with "
         "`if not torch.compiler.is_compiling():`"
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,10 +37,12 @@ def _no_plans() -> None:
 
 
 @pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    """Nothing compiled before, and nothing left behind."""
+def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing compiled before, no step that ran before, and nothing left behind."""
     import torch  # only when a test asks for it: most need no torch
 
+    home = importlib.import_module("rematc.backend")
+    monkeypatch.setattr(home, "_STEPS", weakref.WeakValueDictionary())
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

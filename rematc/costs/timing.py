@@ -1,8 +1,7 @@
 """Time an op alone on made-up data: the median of several runs after a first one that does not count.
 
-In the step an op's inputs may have left the processor's caches, and other ops may be at work: on two
-cores a step's ops together took 0.85 to 1.0 of what they take there. Flushing the caches between runs
-said 1.1 to 1.5, and is not done.
+In the step an op's inputs may have left the processor's caches, and other ops may be at work. Nothing is
+done about that: benchmarks/overhead.py shows how far the sum of such times is from a step's.
 """
 
 from __future__ import annotations

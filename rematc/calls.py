@@ -1,0 +1,115 @@
+"""Forward passes whose backward passes are to come: of the step that runs, and held from earlier ones.
+
+A step is over when something runs forward after one of its backward passes has begun, or once nobody can ask
+for any of them. The calls of the last step of each kind, of each sequence of graphs, stay on record.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from rematc.storages import storages, tensors
+
+G = TypeVar("G", bound=Hashable)
+
+
+@dataclass
+class Call(Generic[G]):
+    """One forward pass of a graph: the storages of its inputs and results, and the leaves among its inputs.
+
+    ``kept_bytes``: by the plan that it ran by.
+    """
+
+    graph: G
+    kept_bytes: int
+    inputs: dict[int, int]
+    results: dict[int, int]
+    leaves: Sequence[Callable[[], Any]]
+    nodes: list[Callable[[], Any]] = field(default_factory=list)  # autograd's, of the results
+    is_through: bool = False  # its backward pass has begun
+
+    @property
+    def is_open(self) -> bool:
+        """Is what it keeps still there? Not once backward has begun, or nobody can ask for that any more."""
+        return not self.is_through and any(node() is not None for node in self.nodes)
+
+    @property
+    def has_model(self) -> bool:
+        """Is any parameter of its model still there?"""
+        return not self.leaves or any(leaf() is not None for leaf in self.leaves)
+
+
+class Calls(Generic[G]):
+    """The ledger of calls.
+
+    ``running``: of the step that runs. ``held``: of earlier steps, never differentiated, and still there.
+    ``kinds``: the last step of each kind that had several calls.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[Call[G]] = []
+        self.held: list[Call[G]] = []
+        self.kinds: dict[tuple[G, ...], list[Call[G]]] = {}
+
+    def begins(self) -> bool:
+        """Does the next call begin a step? Then the last one is put on record."""
+        through = [call for call in self.running if call.is_through]
+        self.held = [call for call in self.held if call.is_open]
+        if not through and any(call.is_open for call in self.running):
+            return False
+        self.held += [call for call in self.running if call.is_open]
+        self.running = []
+        if len(through) > 1:
+            self.kinds[tuple(call.graph for call in through)] = through
+        self.kinds = {key: kind for key, kind in self.kinds.items() if any(call.has_model for call in kind)}
+        return True
+
+    def ran(self, graph: G, args: tuple[Any, ...], results: Any, kept_bytes: int) -> None:
+        """``graph`` ran forward: ``kept_bytes`` are there until its backward pass begins."""
+        made = {key for call in self.running for key in call.results}
+        inputs = {key: size for key, size in storages(args) if key not in made}
+        leaves = [weakref.ref(t) for t in tensors(args) if t.is_leaf and t.requires_grad]
+        call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves)
+        for node in _python_nodes({t.grad_fn for t in tensors(results)}):
+            call.nodes.append(weakref.ref(node))
+            node.register_prehook(lambda _: setattr(call, "is_through", True))
+        self.running.append(call)
+
+    @property
+    def open(self) -> list[Call[G]]:
+        """All that keep something now."""
+        return [call for call in (*self.held, *self.running) if call.is_open]
+
+    @property
+    def graphs(self) -> list[G]:
+        """Those that run in steps of several calls, each once, in order."""
+        return list(dict.fromkeys(graph for kind in self.kinds for graph in kind))
+
+    @property
+    def steps(self) -> list[list[int]]:
+        """The kinds of steps, each as its graphs by number."""
+        numbers = {graph: n for n, graph in enumerate(self.graphs)}
+        return [[numbers[graph] for graph in kind] for kind in self.kinds]
+
+
+def _python_nodes(nodes: Iterable[Any]) -> set[Any]:
+    """The graph's own nodes among ``nodes``, or before those: a result that is a view has one of torch's.
+
+    Torch's own can't be watched for being gone.
+    """
+    found, seen, stack = set(), set(), list(nodes)
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            found.add(node)
+        else:
+            stack.extend(before for before, _ in node.next_functions)
+    return found

@@ -1,0 +1,116 @@
+"""A graph that was compiled, and may be compiled again: for another plan, or with more beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from rematc.choose import choices
+from rematc.options import SolveOptions
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.share import Use, use_of
+from rematc.simulate import judged
+
+
+@dataclass(frozen=True)
+class Made:
+    """What compiling made of a graph. One without a backward pass has neither problem nor plan.
+
+    ``beside_bytes`` are kept free for what is not there yet: a reserve, the state of an optimizer. Of what
+    was counted as resident, ``accumulated_bytes`` are gradients of earlier steps, and ``others_bytes`` is
+    what other calls keep.
+    """
+
+    run: Callable[..., Any]
+    problem: Problem | None = None
+    plan: Plan | None = None
+    beside_bytes: int = 0
+    accumulated_bytes: int = 0
+    others_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Given:
+    """How a graph is to be compiled where it is not alone.
+
+    ``others_bytes``: kept by other calls, where each graph is planned by itself. ``resident_bytes``: all that
+    is there beside the graph while it runs, once that is known. ``plan`` is taken as it is, ``budget_bytes``
+    in place of the budget.
+    """
+
+    others_bytes: int = 0
+    resident_bytes: int | None = None
+    plan: Plan | None = None
+    budget_bytes: int | None = None
+
+
+ALONE = Given()
+
+
+class Compile(Protocol):
+    """Compiles a graph from its inputs, as often as it is asked to, and passes on what was planned."""
+
+    def __call__(self, inputs: Any, given: Given) -> Made:
+        """Compile it as ``given``."""
+
+    def record(self, problem: Problem, plan: Plan) -> None:
+        """This is its plan from now on."""
+
+
+class Compiled:
+    """One graph; ``made`` is what runs. While not ``is_chosen``, another plan is to be chosen for it."""
+
+    def __init__(self, compile: Compile, made: Made) -> None:
+        self.compile, self.made = compile, made
+        self.options: tuple[tuple[Plan, Use], ...] = ()  # plans to choose from, once they were searched
+        self.is_chosen = True
+
+    @property
+    def problem(self) -> Problem:
+        """Of a graph with a backward pass."""
+        assert self.made.problem is not None
+        return self.made.problem
+
+    @property
+    def plan(self) -> Plan:
+        """The one that it runs by."""
+        assert self.made.plan is not None
+        return self.made.plan
+
+    @property
+    def name(self) -> str:
+        """By the modules that its forward pass goes through."""
+        ops = self.problem.graph.ops
+        modules = list(dict.fromkeys(ops[i].module for i in self.problem.graph.forward if ops[i].module))
+        return f"{modules[0]} to {modules[-1]}" if modules else "a graph of no module"
+
+    @property
+    def uses(self) -> list[Use]:
+        """Of the plan that it runs by, and of those to choose from."""
+        own = use_of(self.problem, self.plan)
+        return [own] if self.is_chosen else [own, *(use for _, use in self.options)]
+
+    def leave_open(self, solve: SolveOptions) -> None:
+        """Let another plan be chosen, by what its code is known to need by now."""
+        alone = replace(self.problem, resident_bytes=0, budget_bytes=None)
+        plans = [plan for plan, _ in self.options] or choices(alone, solve)
+        self.options = tuple((plan, use_of(alone, judged(alone, plan))) for plan in plans)
+        self.is_chosen = False
+
+    def choose(self, number: int, args: tuple[Any, ...], resident_bytes: int) -> None:
+        """Run by the plan at this place of `uses` from now on, with so much beside the graph."""
+        self.is_chosen = True
+        if number == 0:
+            self.count(resident_bytes)
+        else:
+            self.made = self.compile(list(args), Given(0, resident_bytes, self.options[number - 1][0]))
+
+    def count(self, resident_bytes: int) -> None:
+        """It stays as it is; its peak is that of the step, with all that is there beside it."""
+        more = resident_bytes - self.problem.resident_bytes
+        problem = replace(self.problem, resident_bytes=resident_bytes)
+        plan = replace(self.plan, peak_bytes=self.plan.peak_bytes + more, digest=problem.digest)
+        self.made = replace(self.made, problem=problem, plan=plan)
+        self.compile.record(problem, plan)
