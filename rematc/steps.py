@@ -116,15 +116,11 @@ class Steps:
         if not is_new and resident <= self.planned_bytes:
             return
         self.planned, self.planned_bytes, self.rounds = kinds, resident, 0
-        graphs, steps = self.calls.graphs, self.calls.steps
-        uses = [graph.uses[0] for graph in graphs]
-        used = resident + needed(steps, uses)
+        graphs, used = self.calls.graphs, self._count()
         if used > self.budget_bytes:
             text = "the graphs of one step need %s, above the budget: they share it from now on"
             log.warning(text, format_bytes(used))
-        elif not (is_new and any(use.cost_ns for use in uses)):  # it fits, and nothing can cost less
-            for n, graph in enumerate(graphs):
-                graph.count(resident + beside(steps, uses, n))
+        elif not (is_new and any(graph.plan.cost_ns for graph in graphs)):  # nothing can cost less
             return
         for graph in graphs:
             graph.leave_open(self.solve)
@@ -141,7 +137,7 @@ class Steps:
         picked = [g.uses[o] for g, o in zip(graphs, choice, strict=True)]
         graph.choose(choice[mine], args, self.resident_bytes() + beside(steps, picked, mine))
         if all(g.is_chosen for g in graphs):
-            used = self.resident_bytes() + needed(steps, [g.uses[0] for g in graphs])
+            used = self._count()
             if used > self.budget_bytes:
                 log.warning("this step needs %s, above the budget: plans are chosen anew", format_bytes(used))
                 self._choose_anew()
@@ -153,6 +149,14 @@ class Steps:
             raise self._refusal()
         for graph in self.calls.graphs:
             graph.leave_open(self.solve)
+
+    def _count(self) -> int:
+        """Each graph's peak is that of the step while it runs; returns the most that any step needs."""
+        graphs, steps, resident = self.calls.graphs, self.calls.steps, self.resident_bytes()
+        uses = [graph.uses[0] for graph in graphs]
+        for n, graph in enumerate(graphs):
+            graph.count(resident + beside(steps, uses, n))
+        return resident + needed(steps, uses)
 
     def _shared(self) -> tuple[int, ...] | None:
         uses = [graph.uses for graph in self.calls.graphs]

@@ -117,3 +117,14 @@ def test_what_the_lowest_bound_leaves_open_is_not_optimal(monkeypatch: pytest.Mo
     monkeypatch.setattr("rematc.fit.solve", solver)
     found = fit(problem, OPTIONS, Code(problem, 0.5, 0)).plan
     assert (found.bound_ns, found.status) == (0, "feasible")
+
+
+def test_a_given_plan_is_taken_if_its_code_fits_and_else_another_is_looked_for() -> None:
+    free = solve(chain(10**9), OPTIONS)
+    problem = chain(free.peak_bytes + 1)
+    fits, exceeds = Code(problem, 1.0, 1), Code(problem, 1.0, 2)
+    assert fit(problem, OPTIONS, fits, free).plan.saved == free.saved
+    assert fits.lowered == 1
+    found = fit(problem, OPTIONS, exceeds, free)
+    assert found.plan.cost_ns > 0
+    assert found.plan.peak_bytes == exceeds(found.plan) <= problem.budget_bytes

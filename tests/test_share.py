@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from hypothesis import given, settings
@@ -120,3 +121,13 @@ def test_use_counts_each_storage_once_and_nothing_that_is_resident() -> None:
     assert found.kept_bytes == sum(graph.storage_bytes[s] for s in kept)
     assert found.peak_bytes == plan.peak_bytes - problem.resident_bytes
     assert found.left_bytes == sum(graph.storage_bytes[graph.values[v].storage] for v in graph.gradients)
+
+
+def test_what_is_returned_or_a_gradient_and_resident_all_the_same_takes_nothing() -> None:
+    """A model that returns its input."""
+    problem = chain(4)
+    graph = replace(problem.graph, outputs=problem.graph.inputs, gradients=problem.graph.inputs)
+    size = [9 if n == graph.values[graph.inputs[0]].storage else b for n, b in enumerate(graph.storage_bytes)]
+    problem = replace(problem, graph=replace(graph, storage_bytes=tuple(size)))
+    found = use_of(problem, Plan((), ()))
+    assert (found.kept_bytes, found.left_bytes) == (0, 0)

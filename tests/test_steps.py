@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rematc
-from rematc.baselines import save_all
+from rematc.baselines import recompute_all, save_all
 from rematc.compiled import Given, Made
 from rematc.options import SolveOptions
 from rematc.plan import Plan
@@ -124,14 +124,16 @@ def test_a_step_that_took_too_much_before_it_was_known_is_said(caplog: pytest.Lo
 class Pretended:
     """Compiles nothing: a chain of layers whose code needs more than the graph says, by the plan."""
 
-    def __init__(self, layers: int, budget: int, more: Callable[[Plan], int]) -> None:
-        self.problem, self.more = chain(layers).with_budget(budget), more
+    def __init__(
+        self, layers: int, budget: int, more: Callable[[Plan], int], first: Callable[[Problem], Plan]
+    ) -> None:
+        self.problem, self.more, self.first = chain(layers).with_budget(budget), more, first
         self.plans: list[Plan] = []
 
     def __call__(self, inputs: Any, given: Given) -> Made:
         resident = given.others_bytes if given.resident_bytes is None else given.resident_bytes
         problem = replace(self.problem, resident_bytes=resident)
-        plan = given.plan or save_all(problem)
+        plan = given.plan or self.first(problem)
         problem = replace(problem, lowering_bytes=self.more(plan))
         plan = judged(problem, plan)
         self.record(problem, plan)
@@ -141,9 +143,11 @@ class Pretended:
         self.plans.append(plan)
 
 
-def pretended_steps(budget: int, more: Callable[[Plan], int], steps: int = 5) -> list[Pretended]:
+def pretended_steps(
+    budget: int, more: Callable[[Plan], int], steps: int = 6, first: Callable[[Problem], Plan] = save_all
+) -> list[Pretended]:
     shared = Steps(SolveOptions())
-    graphs = [Pretended(16, budget, more), Pretended(16, budget, more)]
+    graphs = [Pretended(16, budget, more, first) for _ in range(2)]
     runs = [shared.graph(graph, []) for graph in graphs]
     for _ in range(steps):
         x = torch.ones((), requires_grad=True)
@@ -153,14 +157,27 @@ def pretended_steps(budget: int, more: Callable[[Plan], int], steps: int = 5) ->
     return graphs
 
 
-@pytest.mark.parametrize("more", [0, 2, 4])
-def test_plans_are_chosen_anew_by_what_their_code_is_found_to_need(more: int) -> None:
-    budget = 26 + 4  # saving all in both needs 4 * 8 and more, and four bytes are what is read
+@pytest.mark.parametrize("more", [0, 1, 2, 3])
+@pytest.mark.parametrize("budget", [22, 24, 28])
+def test_plans_are_chosen_anew_by_what_their_code_is_found_to_need(budget: int, more: int) -> None:
     graphs = pretended_steps(budget, lambda plan: more if plan.cost_ns else 0)
     assert max(graph.plans[-1].peak_bytes for graph in graphs) <= budget
     assert any(graph.plans[-1].cost_ns for graph in graphs)
 
 
-def test_code_that_never_fits_is_refused_and_not_compiled_for_ever() -> None:
+def test_choosing_anew_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many rounds as it takes this one fits, see above."""
+    monkeypatch.setattr("rematc.steps.ROUNDS", 0)
     with pytest.raises(rematc.BudgetError, match="2 calls of 2 graphs"):
-        pretended_steps(30, lambda plan: 100 if plan.cost_ns else 0, steps=20)
+        pretended_steps(26, lambda plan: 3 if plan.cost_ns else 0)
+
+
+def test_code_that_never_fits_is_refused() -> None:
+    with pytest.raises(rematc.BudgetError, match="2 calls of 2 graphs"):
+        pretended_steps(30, lambda plan: 100 if plan.cost_ns else 0)
+
+
+def test_plans_for_each_alone_give_way_to_cheaper_ones_for_both() -> None:
+    graphs = pretended_steps(200, lambda _: 0, first=recompute_all)
+    assert [graph.plans[0].cost_ns > 0 for graph in graphs] == [True, True]
+    assert [graph.plans[-1].cost_ns for graph in graphs] == [0, 0]
