@@ -225,7 +225,7 @@ def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
     merged = unmerged(reduce(asked))
     start = drop(asked, merged)
     assert start is not None
-    improver = Improver(asked, merged, lambda: [start])
+    improver = Improver(asked, lambda: [start])
     improver.begin()
     improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(2))
     assert improver.best.plan.peak_bytes <= asked.budget_bytes

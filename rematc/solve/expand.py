@@ -23,10 +23,11 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A plan, the draft that it says, and the stage that each of its backward steps belongs to."""
+    """A plan, the draft that it says, for which core, and the stage that each backward step belongs to."""
 
     plan: Plan
     draft: Draft
+    merged: Merged
     stages: tuple[int, ...]
 
 
@@ -62,7 +63,7 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
     stages += [len(draft.runs) - 1] * (len(writer.steps) - len(stages))
     saved_values, kept = writer.finish()
     plan = judged(problem, Plan(saved_values, tuple(writer.steps[n] for n in kept)))
-    return Written(plan, draft, tuple(stages[n] for n in kept))
+    return Written(plan, draft, merged, tuple(stages[n] for n in kept))
 
 
 def excesses(problem: Problem, written: Written) -> Iterator[tuple[int, int | None, int]]:

@@ -14,7 +14,6 @@ from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.formulate import Formulation
-from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.spans import tightest
@@ -33,8 +32,8 @@ class Improver:
     is swept once, and then the one that is cheapest by then goes on alone.
     """
 
-    def __init__(self, problem: Problem, merged: Merged, starts: Callable[[], Iterable[Written]]) -> None:
-        self.problem, self.merged, self.starts = problem, merged, starts
+    def __init__(self, problem: Problem, starts: Callable[[], Iterable[Written]]) -> None:
+        self.problem, self.starts = problem, starts
         self.searches: list[_Neighbourhood] = []
         self.first: Written | None = None
 
@@ -43,7 +42,7 @@ class Improver:
         if not self.searches:
             near = known and _cost(known) <= NEAR * bound_ns
             starts = [known] if known and near else self.starts()
-            self.searches = [_Neighbourhood(self.problem, self.merged, start) for start in starts]
+            self.searches = [_Neighbourhood(self.problem, start) for start in starts]
             self.first = None if near else self.best
         if known:
             self.offer(known)
@@ -66,16 +65,20 @@ class Improver:
     def offer(self, other: Written) -> None:
         """Go on from ``other`` if it is cheaper."""
         cheapest = min(self.searches, key=lambda a: _cost(a.best))
-        cheapest.best = min(cheapest.best, other, key=_cost)
+        if _cost(other) < _cost(cheapest.best):
+            if other.merged is cheapest.merged:
+                cheapest.best = other
+            else:
+                self.searches = [_Neighbourhood(self.problem, other)]
 
 
 class _Neighbourhood:
     """One plan, ``best``, and the search around it; ``is_swept`` once that was everywhere."""
 
-    def __init__(self, problem: Problem, merged: Merged, start: Written) -> None:
-        self.problem, self.merged, self.best = problem, merged, start
-        self.refined = Refined(tightest(merged.core))
-        self.near = _Near(merged.core)
+    def __init__(self, problem: Problem, start: Written) -> None:
+        self.problem, self.merged, self.best = problem, start.merged, start
+        self.refined = Refined(tightest(self.merged.core))
+        self.near = _Near(self.merged.core)
         self.is_swept = False
         self.parts = self._parts()
         self.f: Formulation | None = None

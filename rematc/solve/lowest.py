@@ -1,4 +1,4 @@
-"""The smallest budget that can be met: the search of `search`, the peak in place of the time."""
+"""The smallest budget that can be met: the MILP, with the peak in place of the time, and then `Narrowing`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode, missing
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, Written, expand
-from rematc.solve.merge import Merged
+from rematc.solve.merge import Merged, unmerged
+from rematc.solve.narrow import Narrowing
 from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.search import NODES, ROUNDS
 from rematc.solve.spans import tightest
 
 GAP = 0.01
+SHARE = 0.4  # of the time, for the MILP
 TRIES = 6
 CHAINS = 2
 ENOUGH = 0.05  # above the bound: then nothing else is tried
@@ -26,8 +28,25 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
 
     ``start`` is any plan that is known. A plan within the problem's budget is low enough.
     """
-    best, bound, asked = _chained(problem, merged, start), 0, problem.budget_bytes or 0
-    refined = Refined(tightest(merged.core))
+    asked = problem.budget_bytes or 0
+    first = Deadline.after(SHARE * deadline.left())
+    best, bound = _by_milp(problem, merged, _chained(problem, merged, start), first)
+
+    def is_low() -> bool:
+        return best.plan.peak_bytes <= max(asked, _above(problem, bound, ENOUGH))
+
+    if not is_low() and max(merged.core.born, default=0) < 0:
+        narrowing = Narrowing(problem, unmerged(merged.full), best, bound)
+        narrowing.run(asked, ENOUGH, deadline)
+        best, bound = narrowing.best, narrowing.bound_bytes
+    if not is_low():
+        best = _dropped(problem, merged, best)
+    return best, min(bound, best.plan.peak_bytes)
+
+
+def _by_milp(problem: Problem, merged: Merged, best: Written, deadline: Deadline) -> tuple[Written, int]:
+    """A plan with a lower peak than ``best``, if the MILP finds one, and what it proves."""
+    bound, asked, refined = 0, problem.budget_bytes or 0, Refined(tightest(merged.core))
     high = best.plan.peak_bytes
     problem, gap = problem.with_budget(high), GAP / 4 * (1 - problem.base_bytes / max(1, high))
     for _ in range(ROUNDS):
@@ -45,9 +64,7 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
         grown = refine(problem.with_budget(target), merged, refined, written)
         if best.plan.peak_bytes <= max(target, asked) or not grown:
             break
-    if best.plan.peak_bytes > max(asked, _above(problem, bound, ENOUGH)):
-        best = _dropped(problem, merged, best)
-    return best, min(bound, best.plan.peak_bytes)
+    return best, bound
 
 
 def _chained(problem: Problem, merged: Merged, start: Written) -> Written:

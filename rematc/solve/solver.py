@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
-LOWEST_S = 20.0  # for the smallest budget that can be met
+LOWEST_S = 30.0  # for the smallest budget that can be met
 DEFAULT = SolveOptions()
 
 
@@ -120,7 +120,7 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
             deadline.at += time.monotonic() - begun
         return found
 
-    improver = Improver(problem, merged, starts)
+    improver = Improver(problem, starts)
     found = search(problem, merged, Refined(tightest(merged.core)), options.gap, search_end, improver)
     goal = (1 + options.gap) * found.bound_ns
     if found.best and found.best.plan.cost_ns <= goal:

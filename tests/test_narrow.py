@@ -1,0 +1,117 @@
+"""The smallest budget from both sides: what a plan reaches is not ruled out, and what is found is a plan."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import corpus
+from rematc.problem import Problem
+from rematc.simulate import validate
+from rematc.solve import narrow
+from rematc.solve.deadline import Deadline
+from rematc.solve.expand import excesses, expand, keep_all
+from rematc.solve.merge import unmerged
+from rematc.solve.narrow import Narrowing
+from rematc.solve.reach import Group, Space
+from rematc.solve.reduce import Core, reduce
+from tests import oracle
+from tests.graphs import chain, problems
+
+
+@st.composite
+def tracked(draw: st.DrawFn) -> tuple[Problem, Core, list[Group], range]:
+    """A problem, some of its blocks in groups, and some of its stages."""
+    problem = draw(problems(ops=9))
+    core = reduce(problem)
+    blocks = [b for b in range(len(core.block_bytes)) if b not in core.held]
+    place = draw(st.lists(st.integers(-1, 3), min_size=len(blocks), max_size=len(blocks)))
+    groups = [tuple(b for b, p in zip(blocks, place, strict=True) if p == n) for n in range(4)]
+    ends = draw(st.tuples(*[st.integers(0, len(core.stages))] * 2))
+    return problem, core, [group for group in groups if group], range(min(ends), max(ends))
+
+
+@settings(max_examples=200)
+@given(tracked())
+def test_what_a_plan_reaches_is_never_ruled_out(case: tuple[Problem, Core, list[Group], range]) -> None:
+    problem, core, groups, stages = case
+    assert Space(core, groups, stages).path(oracle.minimum_peak(problem)) is not None
+
+
+@settings(max_examples=100)
+@given(problems(ops=9), st.floats(0.3, 1.0))
+def test_a_way_that_tracks_every_block_is_a_plan_within_the_limit(problem: Problem, share: float) -> None:
+    whole = unmerged(reduce(problem))
+    core = whole.core
+    kept = expand(problem, whole, keep_all(core)).plan
+    groups = [(b,) for b in range(len(core.block_bytes)) if b not in core.held]
+    limit = int(share * kept.peak_bytes)
+    path = Space(core, groups, range(len(core.stages))).path(limit)
+    if path is None:
+        assert oracle.minimum_peak(problem) > limit
+    else:
+        written = expand(problem, whole, narrow._draft(core, groups, path))
+        validate(problem, written.plan)
+        assert {stage for _, stage, _ in excesses(problem.with_budget(limit), written)} <= {None}
+
+
+@settings(max_examples=40)
+@given(problems(ops=9))
+def test_the_smallest_budget_is_between_the_two(problem: Problem) -> None:
+    whole = unmerged(reduce(problem))
+    narrowing = Narrowing(problem, whole, expand(problem, whole, keep_all(whole.core)), 0)
+    narrowing.run(0, 0.0, Deadline.after(60))
+    assert narrowing.bound_bytes <= oracle.minimum_peak(problem) <= narrowing.peak_bytes
+    validate(problem, narrowing.best.plan)
+
+
+def test_the_smallest_budget_of_a_chain_is_found_and_proven() -> None:
+    problem = chain(7)
+    whole = unmerged(reduce(problem))
+    narrowing = Narrowing(problem, whole, expand(problem, whole, keep_all(whole.core)), 0)
+    narrowing.run(0, 0.0, Deadline.after(60))
+    assert narrowing.bound_bytes == oracle.minimum_peak(problem) == narrowing.peak_bytes
+
+
+def test_a_plan_that_needs_no_more_than_asked_is_enough() -> None:
+    problem = chain(12)
+    whole = unmerged(reduce(problem))
+    start = expand(problem, whole, keep_all(whole.core))
+    asked = start.plan.peak_bytes - 3
+    narrowing = Narrowing(problem, whole, start, 0)
+    narrowing.run(asked, 0.0, Deadline.after(60))
+    assert narrowing.peak_bytes <= asked
+    assert narrowing.bound_bytes == 0  # nothing below was asked for
+
+
+def test_without_time_nothing_is_tried() -> None:
+    problem = chain(12)
+    whole = unmerged(reduce(problem))
+    start = expand(problem, whole, keep_all(whole.core))
+    narrowing = Narrowing(problem, whole, start, 0)
+    narrowing.run(0, 0.0, Deadline.after(-1))
+    assert (narrowing.best, narrowing.bound_bytes) == (start, 0)
+
+
+def test_a_group_takes_what_its_smallest_block_does_and_what_is_read_of_it_is_whole() -> None:
+    core = Core((4, 10), ((0,), (1,)), (), (), frozenset(), 0)
+    space = Space(core, [(0, 1)], range(0))
+    assert space.bytes.tolist() == [0, 4]
+    assert [space._beside(b) for b in (0, 1)] == [0, 6]
+
+
+def test_the_stages_looked_at_lie_around_the_excess() -> None:
+    assert narrow._around([50, 52], 100, most=40) == range(31, 71)
+    assert narrow._around([3], 100, most=1000) == range(0, 100)
+    assert narrow._around([90], 100, most=4) == range(74, 98)
+    assert 80 not in narrow._around([10, 80], 100, most=20)
+
+
+def test_convolutions_with_a_few_large_values_are_within_five_percent() -> None:
+    problem = corpus.load("resnet50")
+    whole = unmerged(reduce(problem))
+    narrowing = Narrowing(problem, whole, expand(problem, whole, keep_all(whole.core)), 0)
+    narrowing.run(0, 0.05, Deadline.after(120))
+    above = problem.base_bytes
+    assert narrowing.peak_bytes - above <= 1.06 * (narrowing.bound_bytes - above)
+    assert narrowing.peak_bytes - above < 980e6
