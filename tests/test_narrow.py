@@ -100,6 +100,12 @@ def test_a_group_takes_what_its_smallest_block_does_and_what_is_read_of_it_is_wh
     assert [space._beside(b) for b in (0, 1)] == [0, 6]
 
 
+def test_what_forward_holds_takes_nothing_more_and_what_is_not_tracked_takes_all_of_it() -> None:
+    core = Core((4, 10, 7), ((0,), (1,), (2,)), (), (), frozenset({1}), 0)
+    space = Space(core, [(0,)], range(0))
+    assert [space._beside(b) for b in (0, 1, 2)] == [0, 0, 7]
+
+
 def test_the_stages_looked_at_lie_around_the_excess() -> None:
     assert narrow._around([50, 52], 100, most=40) == range(31, 71)
     assert narrow._around([3], 100, most=1000) == range(0, 100)

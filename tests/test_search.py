@@ -232,6 +232,22 @@ def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
     assert improver.best.plan.cost_ns <= start.plan.cost_ns
 
 
+def test_improving_goes_on_from_a_plan_for_another_core_in_that_core() -> None:
+    problem = chain(24, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    whole = unmerged(reduce(asked))
+    small = merge(whole.core)
+    start, other = drop(asked, whole), expand(asked, small, keep_all(small.core))
+    assert start is not None
+    improver = Improver(asked, lambda: [start])
+    improver.begin()
+    improver.offer(start)
+    assert improver.searches[0].merged is whole
+    improver.offer(other)
+    assert [search.merged for search in improver.searches] == [small]
+    assert improver.best is other
+
+
 def test_a_stage_too_large_gets_a_span_of_its_own() -> None:
     assert Spans((0,), 9).alone([3, 8]).starts == (0, 3, 4, 8)
 
