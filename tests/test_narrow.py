@@ -84,6 +84,22 @@ def test_a_plan_that_needs_no_more_than_asked_is_enough() -> None:
     assert narrowing.bound_bytes == 0  # nothing below was asked for
 
 
+@settings(max_examples=40)
+@given(problems(ops=9), st.floats(0.3, 1.0))
+def test_what_there_is_room_for_is_kept(problem: Problem, share: float) -> None:
+    whole = unmerged(reduce(problem))
+    start = expand(problem, whole, keep_all(whole.core))
+    asked = int(share * start.plan.peak_bytes)
+    bare, kept = (Narrowing(problem, whole, start, 0) for _ in range(2))
+    kept.run(asked, 0.0, Deadline.after(60))
+    validate(problem, kept.best.plan)
+    bare._keeping_more = lambda *_: bare.best  # type: ignore[method-assign]
+    bare.run(asked, 0.0, Deadline.after(60))
+    assert (bare.peak_bytes <= asked) is (kept.peak_bytes <= asked)
+    if kept.peak_bytes <= asked:
+        assert kept.best.plan.cost_ns <= bare.best.plan.cost_ns
+
+
 def test_without_time_nothing_is_tried() -> None:
     problem = chain(12)
     whole = unmerged(reduce(problem))

@@ -45,7 +45,7 @@ class Narrowing:
             limit = limit or self._between(self.bound_bytes, lowest, share)
             if limit is None:
                 break
-            if self._decide(limit, deadline) is None:
+            if self._decide(limit, asked_bytes, deadline) is None:
                 lowest, highest = min(lowest, limit), max(highest, limit)
             limit = None
 
@@ -59,8 +59,11 @@ class Narrowing:
         is_apart = high - low > share * max(0, self.peak_bytes - self.problem.base_bytes)
         return (low + high) // 2 if is_apart else None
 
-    def _decide(self, limit: int, deadline: Deadline) -> bool | None:
-        """Is there a plan within ``limit``? None: neither was found nor ruled out."""
+    def _decide(self, limit: int, asked_bytes: int, deadline: Deadline) -> bool | None:
+        """Is there a plan within ``limit``? None: neither was found nor ruled out.
+
+        Of one that needs no more than asked, what is not tracked is kept as far as there is room.
+        """
         core = self.whole.core
         groups, stages = self._largest(), range(len(core.stages))
         while deadline.left() > 0:
@@ -68,8 +71,10 @@ class Narrowing:
             if path is None:
                 self.bound_bytes = max(self.bound_bytes, limit + 1)
                 return False
-            written = expand(self.problem, self.whole, _draft(core, groups, path))
+            written = self._written(groups, path)
             self.best = min(self.best, written, key=lambda w: w.plan.peak_bytes)
+            if self.peak_bytes <= asked_bytes:
+                self.best = self._keeping_more(groups, path, asked_bytes)
             if written.plan.peak_bytes <= limit:
                 return True
             over = self._over(written, limit)
@@ -78,6 +83,30 @@ class Narrowing:
                 break
             groups, stages = finer, _around(over, len(core.stages), WORK >> len(finer))
         return None
+
+    def _written(self, groups: list[Group], path: dict[int, Stop], kept: Iterable[int] = ()) -> Written:
+        return expand(self.problem, self.whole, _draft(self.whole.core, groups, path, frozenset(kept)))
+
+    def _keeping_more(self, groups: list[Group], path: dict[int, Stop], asked_bytes: int) -> Written:
+        """The cheapest plan of ``path`` with as many other blocks kept from forward as have room.
+
+        Smallest first, and of one size those made first, or those made last.
+        """
+        core, found = self.whole.core, [self.best]
+        tracked = core.held | {b for group in groups for b in group}
+        first = [b for b in range(len(core.block_bytes)) if b not in tracked]
+        for others in (first, first[::-1]):
+            others.sort(key=core.block_bytes.__getitem__)
+            low, high = 0, len(others)
+            while low < high:
+                middle = (low + high + 1) // 2
+                written = self._written(groups, path, others[:middle])
+                if written.plan.peak_bytes <= asked_bytes:
+                    found.append(written)
+                    low = middle
+                else:
+                    high = middle - 1
+        return min(found, key=lambda w: w.plan.cost_ns)
 
     def _largest(self) -> list[Group]:
         core = self.whole.core
@@ -143,15 +172,19 @@ def _around(over: Iterable[int], n_stages: int, most: int) -> range:
     return range(first, min(n_stages, max(end + MARGIN // 2, first + most)))
 
 
-def _draft(core: Core, groups: Sequence[Group], path: dict[int, Stop]) -> Draft:
-    """The plan that follows ``path``: a group is its first block, and what is untracked is made when read."""
-    pinned = frozenset(b for unit in core.units if unit.pinned for b in unit.makes) - core.held
+def _draft(
+    core: Core, groups: Sequence[Group], path: dict[int, Stop], kept: frozenset[int] = frozenset()
+) -> Draft:
+    """The plan that follows ``path``: a group is its first block; what is neither tracked nor ``kept`` from
+    forward is made when it is read.
+    """
+    at_first = frozenset(b for unit in core.units if unit.pinned for b in unit.makes) - core.held | kept
     begin = min(path)
     runs: list[tuple[int, ...]] = []
     for t, stage in enumerate(core.stages):
         stop = path.get(t, Stop((), ()))
         there = {groups[n][0] for n in stop.there}
-        at_hand, units = core.held | pinned, list[int]()
+        at_hand, units = core.held | at_first, list[int]()
         if t == begin > 0:
             at_hand = _run(core, sorted(there), at_hand, units)
         at_hand |= there
@@ -163,7 +196,7 @@ def _draft(core: Core, groups: Sequence[Group], path: dict[int, Stop]) -> Draft:
     saved = {groups[n][0] for n in path[0].there} if begin == 0 else set[int]()
     read = {b for units in runs for u in units for b in core.units[u].reads}
     read |= {b for stage in core.stages for b in stage.reads}
-    return Draft((pinned | saved) & read, tuple(runs))
+    return Draft((at_first | saved) & read, tuple(runs))
 
 
 def _run(core: Core, blocks: Iterable[int], at_hand: frozenset[int], units: list[int]) -> frozenset[int]:
