@@ -139,8 +139,7 @@ def test_two_kinds_of_steps_keep_one_budget() -> None:
         second.zero_grad()
 
 
-@pytest.mark.parametrize("how", ["one graph", "blocks"])
-@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize(("how", "before"), [("one graph", 0), ("blocks", 0), ("blocks", 3)])
 def test_results_that_somebody_holds_are_counted_and_end_no_sharing(
     how: str, before: int, caplog: pytest.LogCaptureFixture
 ) -> None:

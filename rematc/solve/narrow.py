@@ -188,7 +188,7 @@ def _draft(
         if t == begin > 0:
             at_hand = _run(core, sorted(there), at_hand, units)
         at_hand |= there
-        for u in stop.units:
+        for u in (u for u in stop.units if not core.units[u].pinned):
             at_hand = _run(core, core.units[u].reads, at_hand, units) | set(core.units[u].makes)
             units.append(u)
         _run(core, stage.reads, at_hand, units)

@@ -177,7 +177,7 @@ class Space:
         unit = self.core.units[u]
         reads = {self.bit[b] for b in unit.reads if b in self.bit}
         makes = {self.bit[b] for b in unit.makes if b in self.bit} - reads
-        if unit.pinned or not makes:
+        if (unit.pinned and unit.required) or not makes:  # else it may run late, once
             return None
         extra = unit.workspace_bytes + sum(self._beside(b) for b in (*unit.reads, *unit.makes))
         there = dict.fromkeys(reads, 1)

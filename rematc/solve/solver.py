@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
-LOWEST_S = 30.0  # for the smallest budget that can be met
+LOWEST_S = 20.0  # for the smallest budget that can be met
 DEFAULT = SolveOptions()
 
 
