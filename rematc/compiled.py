@@ -87,10 +87,14 @@ class Compiled:
         return f"{modules[0]} to {modules[-1]}" if modules else "a graph of no module"
 
     @property
+    def use(self) -> Use:
+        """Of the plan that it runs by."""
+        return use_of(self.problem, self.plan)
+
+    @property
     def uses(self) -> list[Use]:
         """Of the plan that it runs by, and of those to choose from."""
-        own = use_of(self.problem, self.plan)
-        return [own] if self.is_chosen else [own, *(use for _, use in self.options)]
+        return [self.use] if self.is_chosen else [self.use, *(use for _, use in self.options)]
 
     def leave_open(self, solve: SolveOptions) -> None:
         """Let another plan be chosen, by what its code is known to need by now."""

@@ -48,7 +48,7 @@ class Steps:
                 return graph.made.run(*args)
             self._begin(graph, args)
             results = graph.made.run(*args)
-            self.calls.ran(graph, args, results, graph.uses[0].kept_bytes)
+            self.calls.ran(graph, args, results, graph.use.kept_bytes)
             return results
 
         return forward
@@ -75,17 +75,17 @@ class Steps:
     def _begin(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
-            self._say_what_is_held(args)
+            held = _beside(dict(storages(args)), self.calls.held)
+            self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
             if any(kind[0] is graph for kind in self.calls.kinds):
                 self._plan_together()
             else:
-                self._plan_alone(graph, args)
+                self._plan_alone(graph, args, held)
         if not graph.is_chosen and graph in self.calls.graphs:
             self._choose(graph, args)
 
-    def _say_what_is_held(self, args: tuple[Any, ...]) -> None:
-        held = _beside(dict(storages(args)), self.calls.held)
+    def _say_what_is_held(self, held: int) -> None:
         if held > 2 * self.said_bytes:  # a sum that grows is not said at each step
             text = "results of earlier forward passes are held, with %s kept for their backward passes"
             log.warning(text, format_bytes(held))
@@ -93,11 +93,11 @@ class Steps:
         elif not held:
             self.said_bytes = 0
 
-    def _plan_alone(self, graph: Compiled, args: tuple[Any, ...]) -> None:
+    def _plan_alone(self, graph: Compiled, args: tuple[Any, ...], held: int) -> None:
         """Is there more beside a graph, alone in its step, than it was planned for?"""
         made = graph.made
         gradients = max(made.accumulated_bytes, gradient_bytes(args, self.accumulate))
-        held = max(made.others_bytes, _beside(dict(storages(args)), self.calls.held))
+        held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
         if not more:
             return
@@ -153,7 +153,7 @@ class Steps:
     def _count(self) -> int:
         """Each graph's peak is that of the step while it runs; returns the most that any step needs."""
         graphs, steps, resident = self.calls.graphs, self.calls.steps, self.resident_bytes()
-        uses = [graph.uses[0] for graph in graphs]
+        uses = [graph.use for graph in graphs]
         for n, graph in enumerate(graphs):
             graph.count(resident + beside(steps, uses, n))
         return resident + needed(steps, uses)

@@ -12,7 +12,7 @@ from rematc.solve import narrow
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import excesses, expand, keep_all
 from rematc.solve.merge import unmerged
-from rematc.solve.narrow import Narrowing
+from rematc.solve.narrow import Narrowing, along
 from rematc.solve.reach import Group, Space
 from rematc.solve.reduce import Core, reduce
 from tests import oracle
@@ -50,7 +50,7 @@ def test_a_way_that_tracks_every_block_is_a_plan_within_the_limit(problem: Probl
     if path is None:
         assert oracle.minimum_peak(problem) > limit
     else:
-        written = expand(problem, whole, narrow._draft(core, groups, path))
+        written = expand(problem, whole, along(core, groups, path))
         validate(problem, written.plan)
         late = any(core.units[u].pinned for stop in path.values() for u in stop.units)  # ours run in forward
         assert late or {stage for _, stage, _ in excesses(problem.with_budget(limit), written)} <= {None}

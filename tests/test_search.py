@@ -20,8 +20,9 @@ from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, expand, keep_all
 from rematc.solve.formulate import formulate
 from rematc.solve.improve import Improver
-from rematc.solve.lowest import from_scratch, lowest
+from rematc.solve.lowest import lowest
 from rematc.solve.merge import merge, unmerged
+from rematc.solve.narrow import along
 from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
@@ -205,7 +206,7 @@ def test_dropping_fits_or_says_that_it_found_nothing(problem: Problem) -> None:
 
 
 def test_what_is_made_from_scratch_keeps_nothing() -> None:
-    draft = from_scratch(reduce(chain(6)))
+    draft = along(reduce(chain(6)))
     assert draft.saved == frozenset()
     assert sum(map(len, draft.runs)) > 6
 
@@ -255,7 +256,7 @@ def test_a_stage_too_large_gets_a_span_of_its_own() -> None:
 def test_a_draft_says_what_is_saved() -> None:
     problem = chain(4)
     merged = unmerged(reduce(problem))
-    nothing = Draft(frozenset(), from_scratch(merged.core).runs)
+    nothing = Draft(frozenset(), along(merged.core).runs)
     assert expand(problem, merged, nothing).plan.saved == ()
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from rematc.problem import Problem
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
-from rematc.solve.decode import decode, missing
+from rematc.solve.decode import decode
 from rematc.solve.drop import drop
-from rematc.solve.expand import Draft, Written, expand
+from rematc.solve.expand import Written, expand
 from rematc.solve.merge import Merged, unmerged
-from rematc.solve.narrow import Narrowing
-from rematc.solve.reduce import Core
+from rematc.solve.narrow import Narrowing, along
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.search import NODES, ROUNDS
 from rematc.solve.spans import tightest
@@ -90,18 +89,8 @@ def _dropped(problem: Problem, merged: Merged, start: Written) -> Written:
             best = written
     core = merged.core
     if max(core.born) < 0 and len(core.stages) * len(core.units) <= SCRATCH_PAIRS:
-        best = min(best, expand(problem, merged, from_scratch(core)), key=_peak)
+        best = min(best, expand(problem, merged, along(core)), key=_peak)
     return best
-
-
-def from_scratch(core: Core) -> Draft:
-    """After a forward pass: nothing but what is pinned is kept from one stage to the next."""
-    pinned = frozenset(b for unit in core.units if unit.pinned for b in unit.makes) - core.held
-    at_hand = core.held | pinned
-    runs = [tuple(missing(core, stage.reads, at_hand)) for stage in core.stages]
-    read = {b for units in runs for u in units for b in core.units[u].reads}
-    read |= {b for stage in core.stages for b in stage.reads}
-    return Draft(pinned & read, tuple(runs))
 
 
 def _above(problem: Problem, peak_bytes: int, share: float) -> int:

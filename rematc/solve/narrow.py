@@ -6,8 +6,9 @@ says needs more than the limit, blocks that are read there are tracked too, each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
@@ -85,7 +86,7 @@ class Narrowing:
         return None
 
     def _written(self, groups: list[Group], path: dict[int, Stop], kept: Iterable[int] = ()) -> Written:
-        return expand(self.problem, self.whole, _draft(self.whole.core, groups, path, frozenset(kept)))
+        return expand(self.problem, self.whole, along(self.whole.core, groups, path, frozenset(kept)))
 
     def _keeping_more(self, groups: list[Group], path: dict[int, Stop], asked_bytes: int) -> Written:
         """The cheapest plan of ``path`` with as many other blocks kept from forward as have room.
@@ -95,8 +96,8 @@ class Narrowing:
         core, found = self.whole.core, [self.best]
         tracked = core.held | {b for group in groups for b in group}
         first = [b for b in range(len(core.block_bytes)) if b not in tracked]
-        for others in (first, first[::-1]):
-            others.sort(key=core.block_bytes.__getitem__)
+        for in_time in (first, first[::-1]):
+            others = sorted(in_time, key=core.block_bytes.__getitem__)
             low, high = 0, len(others)
             while low < high:
                 middle = (low + high + 1) // 2
@@ -172,14 +173,17 @@ def _around(over: Iterable[int], n_stages: int, most: int) -> range:
     return range(first, min(n_stages, max(end + MARGIN // 2, first + most)))
 
 
-def _draft(
-    core: Core, groups: Sequence[Group], path: dict[int, Stop], kept: frozenset[int] = frozenset()
+def along(
+    core: Core,
+    groups: Sequence[Group] = (),
+    path: Mapping[int, Stop] = MappingProxyType({}),
+    kept: frozenset[int] = frozenset(),
 ) -> Draft:
     """The plan that follows ``path``: a group is its first block; what is neither tracked nor ``kept`` from
-    forward is made when it is read.
+    forward is made when it is read. Without a path each stage makes all that it reads.
     """
     at_first = frozenset(b for unit in core.units if unit.pinned for b in unit.makes) - core.held | kept
-    begin = min(path)
+    begin = min(path, default=0)
     runs: list[tuple[int, ...]] = []
     for t, stage in enumerate(core.stages):
         stop = path.get(t, Stop((), ()))
@@ -193,7 +197,7 @@ def _draft(
             units.append(u)
         _run(core, stage.reads, at_hand, units)
         runs.append(tuple(units))
-    saved = {groups[n][0] for n in path[0].there} if begin == 0 else set[int]()
+    saved = {groups[n][0] for n in path[0].there} if 0 in path else set[int]()
     read = {b for units in runs for u in units for b in core.units[u].reads}
     read |= {b for stage in core.stages for b in stage.reads}
     return Draft((at_first | saved) & read, tuple(runs))
