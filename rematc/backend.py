@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,10 +13,11 @@ import torch
 from torch import fx
 
 from rematc import compat, plans
+from rematc.baselines import min_cut
 from rematc.cache import cache_folder
 from rematc.capture import Capture, capture
 from rematc.compiled import ALONE, Given, Made
-from rematc.errors import OptionError, RematcError, error_of_ours
+from rematc.errors import RematcError, error_of_ours, refused
 from rematc.fit import fit
 from rematc.lower import op_by_op
 from rematc.options import Budget, Inner, Options, SolveOptions, parse_budget
@@ -105,7 +105,7 @@ class Backend:
                 return compiler(inputs, ALONE).run
             return self.steps.graph(compiler, inputs)
         except RematcError as e:
-            return _raiser(e)
+            return refused(e)
 
     @property
     def resident_bytes(self) -> int:
@@ -213,6 +213,8 @@ def partition(
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode
 
+        if problem.budget_bytes is None:
+            known = min_cut(problem)  # no limit, and still no more memory than Inductor alone takes
         peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
         fitted = fit(problem, options.solve, peak, known)
         problem, plan = fitted.problem, fitted.plan
@@ -276,32 +278,6 @@ def describe(plan: Plan) -> str:
     )
 
 
-def by_name(gm: fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..., Any]:
-    """The backend registered as "rematc": settings from ``options=``, the budget also from REMATC_BUDGET.
-
-    ``torch.compile(model, backend="rematc", options={"budget": "20GB"})``
-    """
-    settings = dict(kwargs.get("options") or {})
-    if "budget" not in settings:
-        if "REMATC_BUDGET" not in os.environ:
-            return _raiser(
-                OptionError(
-                    'backend="rematc" needs a budget: torch.compile(..., options={"budget": "20GB"}), '
-                    "or REMATC_BUDGET=20GB in the environment"
-                )
-            )
-        text = os.environ["REMATC_BUDGET"]
-        settings["budget"] = int(text) if text.isdigit() else text
-    try:
-        made = backend(**settings)
-    except OptionError as e:
-        return _raiser(e)
-    except TypeError as e:
-        known = "budget, inner, reserve, optimizer, time_limit_s, gap, costs, measure_s, accumulate"
-        return _raiser(OptionError(f"options={settings!r}: {e}; rematc's settings are {known}"))
-    return made(gm, inputs)
-
-
 def _fix_sizes(joint: fx.GraphModule) -> None:
     """Make every size of an input that Dynamo left open the one that the trace saw.
 
@@ -311,10 +287,3 @@ def _fix_sizes(joint: fx.GraphModule) -> None:
         val = node.meta.get("val")
         for size in val.shape if isinstance(val, torch.Tensor) else ():
             int(size)  # a guard, where the size is symbolic
-
-
-def _raiser(error: RematcError) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise error.with_traceback(None) from None
-
-    return refuse

@@ -136,20 +136,19 @@ def code(lowering: Any) -> str:
     return str(lowering.codegen()[0].value)
 
 
-def kernels(lowering: Any) -> tuple[tuple[str, ...], ...]:
-    """For each kernel, in order, the names of the FX nodes that it computes; for `lowered`.
-
-    A call of a ready-made kernel carries the origins of what it reads as well: there only its own counts.
-    """
+def kernels(lowering: Any) -> tuple[tuple[tuple[str, ...], bool], ...]:
+    """For `lowered`: the FX nodes of each kernel, in order (if it is ready-made, its own), and is it that?"""
     lowering.init_wrapper_code()
     lowering._update_scheduler()
 
-    def computed(part: Any) -> Any:
-        ready_made = type(part).__name__ != "ComputedBuffer" and part.origin_node is not None
-        return [part.origin_node] if ready_made else part.origins
+    def ready_made(part: Any) -> bool:
+        return type(part).__name__ != "ComputedBuffer" and part.origin_node is not None
 
-    parts = ([n.node for n in k.get_nodes() if n.node is not None] for k in lowering.scheduler.nodes)
-    return tuple(tuple(dict.fromkeys(o.name for p in kernel for o in computed(p))) for kernel in parts)
+    parts = [[n.node for n in k.get_nodes() if n.node is not None] for k in lowering.scheduler.nodes]
+    nodes = ([o.name for p in k for o in ([p.origin_node] if ready_made(p) else p.origins)] for k in parts)
+    return tuple(
+        (tuple(dict.fromkeys(n)), any(map(ready_made, k))) for n, k in zip(nodes, parts, strict=True)
+    )
 
 
 def extract_modules(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 class RematcError(Exception):
     """Base of every error that rematc raises on purpose."""
@@ -29,7 +32,8 @@ class BudgetError(RematcError):
     ``minimum_bytes`` is the smallest budget that is accepted, ``bound_bytes`` what is proven that no plan
     can do with less than, with the backward ops in the order chosen (0: nothing is), ``budget_bytes`` what
     was asked, ``step`` the op at which that plan peaks (or what runs, where several graphs share the budget),
-    and ``largest`` the three largest values alive there, as (name, bytes), largest first.
+    and ``largest`` the three largest values alive there, as (name, bytes), largest first. ``plan`` is that
+    plan, where one process solves and refuses (it is not pickled), else None.
 
     >>> raise BudgetError(100, 120, step="mm_4", largest=(("relu", 64),))
     Traceback (most recent call last):
@@ -52,6 +56,7 @@ class BudgetError(RematcError):
         self.largest = largest
         self.resident_bytes = resident_bytes
         self.bound_bytes = bound_bytes
+        self.plan: Any = None
         is_proven = bound_bytes > budget_bytes
         asked = format_bytes(budget_bytes)
         head = (
@@ -99,6 +104,15 @@ def format_bytes(n: int) -> str:
         if abs(n) >= size:
             return f"{n / size:.2f} {unit}"
     return f"{n} B"
+
+
+def refused(error: RematcError) -> Callable[..., Any]:
+    """What is called in place of compiled code, and raises ``error``."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error.with_traceback(None) from None
+
+    return refuse
 
 
 def error_of_ours(error: BaseException | None) -> RematcError | None:

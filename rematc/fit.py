@@ -47,12 +47,14 @@ def fit(
     if given is not None and _fits(found := _lowered(problem, judged(problem, given), peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     best: Fitted | None = None
+    floor: Plan | None = None
     learned, solve_s, bound_ns = problem, 0.0, None
     for _ in range(ROUNDS):
         left_s = max(LEAST_S, options.time_limit_s - solve_s)
         try:
             plan = solve(learned, replace(options, time_limit_s=left_s))
-        except BudgetError:
+        except BudgetError as e:
+            floor = e.plan if learned is problem else None
             break
         solve_s += plan.solve_s
         bound_ns = plan.bound_ns if bound_ns is None else min(bound_ns, plan.bound_ns)
@@ -65,7 +67,7 @@ def fit(
             break
         learned = found.problem
     if best is None:
-        return _smallest(problem, options, peak_of_code)
+        return _smallest(problem, options, peak_of_code, floor)
     assert bound_ns is not None
     return Fitted(best.problem, _bounded(best.plan, bound_ns, round(solve_s, 3), options.gap))
 
@@ -77,8 +79,8 @@ def _bounded(plan: Plan, bound_ns: int, solve_s: float, gap: float) -> Plan:
 
 
 def _noted(plan: Plan) -> Plan:
-    """Who recomputes nothing needs no bound explained."""
-    return replace(plan, notes=(*plan.notes, NOTE)) if plan.cost_ns else plan
+    """Who recomputes nothing, or proves nothing, needs no bound explained."""
+    return replace(plan, notes=(*plan.notes, NOTE)) if plan.cost_ns and plan.status != "baseline" else plan
 
 
 def _lowered(problem: Problem, plan: Plan, peak_of_code: PeakOfCode) -> Fitted:
@@ -105,12 +107,21 @@ def _is_full(found: Fitted) -> bool:
     return found.problem.budget_bytes - found.plan.peak_bytes <= SLACK * budget
 
 
-def _smallest(problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode) -> Fitted:
-    """The plan of the lowest peak that the graph has, if its code fits; else `BudgetError`."""
-    plan = replace(_lowest(problem, options), budget_bytes=problem.budget_bytes)
-    found = _lowered(problem, plan, peak_of_code)
+def _smallest(
+    problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode, floor: Plan | None
+) -> Fitted:
+    """The plan of the lowest peak that the graph has, if its code fits; else `BudgetError`.
+
+    Or another as low, that recomputes less. ``floor``: that plan, if it is known.
+    """
+    floor = floor or _lowest(problem, options)
+    found = _lowered(problem, judged(problem, floor), peak_of_code)
     if not _fits(found):
         raise refusal(found.problem, found.plan, bound_bytes=0)
+    cheaper = solve(problem.with_budget(floor.peak_bytes), options)
+    if cheaper.cost_ns < found.plan.cost_ns:
+        other = _lowered(problem, judged(problem, cheaper), peak_of_code)
+        found = other if _fits(other) else found
     return Fitted(found.problem, _noted(found.plan))
 
 
@@ -118,4 +129,5 @@ def _lowest(problem: Problem, options: SolveOptions) -> Plan:
     try:
         return solve(problem.with_budget(1), options)
     except BudgetError as e:
-        return solve(problem.with_budget(e.minimum_bytes), options)
+        plan: Plan = e.plan
+        return plan

@@ -5,16 +5,18 @@ op makes one value (or one set of outputs) that is written to memory, with all t
 way from other written values. So a plan recomputes what a kernel would, and its memory counts what is
 really written.
 
-The split that is read has the plan of `rematc.baselines.min_cut`: pointwise ops that backward can
-compute within its own kernels, from values that are there, are recomputed in all plans. They cost no
-memory and hardly any time.
+The split that is read has the plan of `rematc.baselines.min_cut`: pointwise ops that backward can compute
+within its own kernels, from values that are there, are computed there in all plans. They cost no memory and
+hardly any time. Those of them that forward writes anyway, as a product reads them, are ops like any other: a
+plan saves them, or recomputes them as often as it likes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import networkx
 
@@ -22,25 +24,29 @@ from rematc.capture import Capture
 from rematc.graph import Graph, Op, Phase, Value
 from rematc.plan import Plan
 
-Kernels = tuple[tuple[str, ...], ...]
-# A value of the joint graph as forward makes it, or as backward does (again, for what it recomputes).
-Key = tuple[Phase, int]
+
+class Kernel(NamedTuple):
+    """The names of the FX nodes that a kernel computes; one that is ready-made computes nothing beside."""
+
+    computes: tuple[str, ...]
+    is_ready_made: bool = False
+
+
+Kernels = tuple[Kernel, ...]
 
 
 def fuse(captured: Capture, plan: Plan, forward: Kernels, backward: Kernels) -> Capture:
     """The graph whose values are those that the two lowered graphs of ``plan`` write.
 
-    ``forward`` and ``backward`` have, for each kernel in order, the names of the FX nodes that it computes.
-    A node in several kernels is computed by each. One in no kernel is a view, or something that Inductor
-    made into something else, and written for certain.
+    ``forward`` and ``backward`` have the kernels in order. A node in several kernels is computed by each. One
+    in no kernel is a view, or something that Inductor made into something else, and written for certain.
     """
     saved = frozenset(plan.saved)
     steps = captured.graph.forward_steps(plan.saved)
-    sides = (
-        _Side(captured, "forward", steps, forward, saved),
-        _Side(captured, "backward", plan.backward, backward, saved),
-    )
-    return _Fused(captured, sides).capture()
+    first = _Side(captured, "forward", steps, forward, saved)
+    return _Fused(
+        captured, first, _Side(captured, "backward", plan.backward, backward, saved, first)
+    ).capture()
 
 
 @dataclass(frozen=True)
@@ -52,24 +58,21 @@ class _Side:
     steps: tuple[int, ...]
     kernels: Kernels
     saved: frozenset[int]
-
-    def key(self, value: int) -> Key:
-        """The value that a step of this side reads under the name of ``value``."""
-        made_here = self.phase == "backward" and value not in self.saved and value in self.producer
-        return ("backward" if made_here else "forward", value)
+    before: _Side | None = None
 
     @cached_property
     def producer(self) -> dict[int, int]:
         """The op by the value that it makes on this side."""
-        return {v: i for i in self.steps for v in self.captured.graph.ops[i].outputs}
+        made = {v: i for i in self.steps for v in self.captured.graph.ops[i].outputs}
+        return made if self.before is None else {v: i for v, i in made.items() if v not in self.saved}
 
     @cached_property
     def homes(self) -> dict[int, list[int]]:
         """The kernels that compute each op, in order."""
         of = {node.name: i for i in self.steps for node in self.captured.nodes[i]}
         homes: dict[int, list[int]] = {}
-        for k, names in enumerate(self.kernels):
-            for i in dict.fromkeys(of[n] for n in names if n in of):
+        for k, kernel in enumerate(self.kernels):
+            for i in dict.fromkeys(of[n] for n in kernel.computes if n in of):
                 homes.setdefault(i, []).append(k)
         return homes
 
@@ -88,7 +91,7 @@ class _Side:
             if i in found and i in views and i not in returned:
                 found.remove(i)
                 found |= {self.producer[v] for v in ops[i].inputs if v in self.producer}
-        return frozenset(found)
+        return frozenset(i for i in found if i in returned or not self._is_taken_along(i))
 
     @property
     def _results(self) -> tuple[int, ...]:
@@ -101,13 +104,34 @@ class _Side:
         kernels = self.homes.get(reader, (-1,))
         return {i for i in read if any(k not in self.homes.get(i, ()) for k in kernels)}
 
+    def _is_taken_along(self, op: int) -> bool:
+        """Can each kernel that reads ``op``, which backward alone would write, compute it as well?"""
+        if self.before is None or op in self.before.written or op not in self.homes:
+            return False
+        graph, readers = self.captured.graph, list(self._readers[op])
+        for i in readers:  # grows
+            if i in graph.views:
+                readers += self._readers[i]
+        kernels = [self.homes.get(i, [-1]) for i in readers if i not in graph.views]
+        fused = {k for k, kernel in enumerate(self.kernels) if not kernel.is_ready_made}
+        return graph.ops[op].phase == "forward" and fused.issuperset(k for ks in kernels for k in ks)
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        readers: dict[int, list[int]] = {i: [] for i in self.steps}
+        for i in self.steps:
+            for v in self.captured.graph.ops[i].inputs:
+                if v in self.producer:
+                    readers[self.producer[v]].append(i)
+        return readers
+
     def cone(self, op: int) -> tuple[list[int], tuple[int, ...]]:
         """The ops that compute ``op`` from written values, in order of steps, and the values they read."""
         graph, members, reads = self.captured.graph, {op}, dict[int, None]()
         stack = [op]
         while stack:
             for v in graph.ops[stack.pop()].inputs:
-                i = self.producer.get(v) if self.key(v)[0] == self.phase else None
+                i = self.producer.get(v)
                 if i is None or i in self.written:
                     reads[v] = None
                 elif i not in members:
@@ -125,9 +149,7 @@ class _Side:
         net = networkx.DiGraph()
         net.add_nodes_from(self.written)
         for i in self.written:
-            reads = self.cone(i)[1]
-            here = (v for v in reads if self.key(v)[0] == self.phase and v in self.producer)
-            net.add_edges_from((self.producer[v], i) for v in here)
+            net.add_edges_from((self.producer[v], i) for v in self.cone(i)[1] if v in self.producer)
         last = -1
         rank: dict[int, tuple[int, int]] = {}
         for i in sorted(self.written, key=self.position.__getitem__):
@@ -139,78 +161,74 @@ class _Side:
 class _Fused:
     """Both sides as one graph."""
 
-    def __init__(self, captured: Capture, sides: tuple[_Side, _Side]) -> None:
-        self.captured, self.sides = captured, sides
-        self.index: dict[Key, int] = {}
-        self.storages: dict[Key, int] = {}
+    def __init__(self, captured: Capture, forward: _Side, backward: _Side) -> None:
+        self.captured, self.forward, self.backward = captured, forward, backward
+        self.index: dict[int, int] = {}
+        self.storages: dict[int, int] = {}
         self.storage_bytes: list[int] = []
         self.values: list[Value] = []
 
     def capture(self) -> Capture:
         graph = self.captured.graph
-        inputs = self._forward(graph.inputs)
-        tangents = self._forward(graph.tangents)
+        inputs, tangents = self._values(graph.inputs), self._values(graph.tangents)
         ops, nodes, kernels = [], [], []
-        for side in self.sides:
-            for i in side.order:
-                members, reads = side.cone(i)
-                ops.append(self._op(side, i, members, reads))
-                nodes.append(tuple(n for m in members for n in self.captured.nodes[m]))
-                kernels.append((side.phase, min(side.homes.get(i, ()), default=None)))
+        for side, i in self._written():
+            members, reads = side.cone(i)
+            ops.append(self._op(i, members, reads))
+            nodes.append(tuple(n for m in members for n in self.captured.nodes[m]))
+            kernels.append((side.phase, min(side.homes.get(i, ()), default=None)))
         fused = Graph(
             storage_bytes=tuple(self.storage_bytes),
             values=tuple(self.values),
             ops=tuple(ops),
             inputs=inputs,
             tangents=tangents,
-            outputs=self._forward(graph.outputs),
-            gradients=tuple(self._value(self.sides[1].key(v)) for v in graph.gradients),
-            held=self._forward(graph.held),
+            outputs=self._values(graph.outputs),
+            gradients=self._values(graph.gradients),
+            held=self._values(graph.held),
         )
-        of = list(self.index)
-        value_nodes = tuple(self.captured.value_nodes[value] for _, value in of)
+        value_nodes = tuple(self.captured.value_nodes[value] for value in self.index)
         return Capture(fused, tuple(nodes), value_nodes, self.captured.gradient_nodes, tuple(kernels))
 
-    def _op(self, side: _Side, op: int, members: list[int], reads: tuple[int, ...]) -> Op:
+    def _written(self) -> Iterator[tuple[_Side, int]]:
+        """Forward's ops as it computes them; then what only backward needs of forward, and backward's own."""
+        ops, here = self.captured.graph.ops, self.backward.order
+        yield from ((self.forward, i) for i in self.forward.order)
+        wanted: set[int] = set()
+        for i in reversed(here):
+            if ops[i].phase == "backward" or (i in wanted and i not in self.forward.written):
+                reads = (v for v in self.backward.cone(i)[1] if v in self.backward.producer)
+                wanted.update(self.backward.producer[v] for v in reads)
+        late = [i for i in here if i in wanted and ops[i].phase == "forward"]
+        yield from ((self.backward, i) for i in late if i not in self.forward.written)
+        yield from ((self.backward, i) for i in here if ops[i].phase == "backward")
+
+    def _op(self, op: int, members: list[int], reads: tuple[int, ...]) -> Op:
         root, ops = self.captured.graph.ops[op], self.captured.graph.ops
-        again = side.phase == "backward"
-        pins = (p for i in members if (p := ops[i].pin) and not (again and ops[i].phase == "forward"))
+        same = [ops[i] for i in members if ops[i].phase == root.phase]
         return Op(
             name=root.name,
             target=root.target,
-            inputs=tuple(self._value(side.key(v)) for v in reads),
-            outputs=tuple(self._value((side.phase, v)) for v in root.outputs),
-            phase=side.phase,
-            pin=next(pins, None),
-            needed=next((p for i in members if (p := ops[i].needed)), None),
+            inputs=self._values(reads),
+            outputs=self._values(root.outputs),
+            phase=root.phase,
+            pin=next((o.pin for o in same if o.pin), None),
+            needed=next((o.needed for o in same if o.needed), None),
             module=root.module,
         )
 
-    def _forward(self, values: Iterable[int]) -> tuple[int, ...]:
-        return tuple(self._value(("forward", v)) for v in values)
+    def _values(self, values: Iterable[int]) -> tuple[int, ...]:
+        return tuple(map(self._value, values))
 
-    def _value(self, key: Key) -> int:
-        if key not in self.index:
-            self.index[key] = len(self.values)
-            value = self.captured.graph.values[key[1]]
-            self.values.append(Value(value.name, self._storage(key[0], value.storage)))
-        return self.index[key]
+    def _value(self, value: int) -> int:
+        if value not in self.index:
+            self.index[value] = len(self.values)
+            known = self.captured.graph.values[value]
+            self.values.append(Value(known.name, self._storage(known.storage)))
+        return self.index[value]
 
-    def _storage(self, phase: Phase, storage: int) -> int:
-        again = phase == "backward" and storage in self._made_again
-        key: Key = ("backward" if again else "forward", storage)
-        if key not in self.storages:
-            self.storages[key] = len(self.storage_bytes)
+    def _storage(self, storage: int) -> int:
+        if storage not in self.storages:
+            self.storages[storage] = len(self.storage_bytes)
             self.storage_bytes.append(self.captured.graph.storage_bytes[storage])
-        return self.storages[key]
-
-    @cached_property
-    def _made_again(self) -> frozenset[int]:
-        """Storages that forward makes and backward, recomputing, makes a second time."""
-        graph = self.captured.graph
-        found: set[int] = set()
-        for i in self.sides[1].steps:
-            if graph.ops[i].phase == "forward":
-                read = {graph.values[v].storage for v in graph.ops[i].inputs}
-                found |= {graph.values[v].storage for v in graph.ops[i].outputs} - read
-        return frozenset(found)
+        return self.storages[storage]

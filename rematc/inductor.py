@@ -15,7 +15,7 @@ from rematc import compat
 from rematc.baselines import min_cut
 from rematc.capture import Capture
 from rematc.costs import Call, Prices
-from rematc.fuse import fuse
+from rematc.fuse import Kernel, fuse
 from rematc.passes import split
 from rematc.passes.replay import STEP
 from rematc.plan import Plan
@@ -71,7 +71,7 @@ def in_kernels(
         compat.lowered(module, _inputs(module), (), compat.kernels, is_backward=is_backward)
         for module, is_backward in zip(modules, (False, True), strict=True)
     )
-    fused = fuse(captured, plan, forward, backward)
+    fused = fuse(captured, plan, *(tuple(Kernel(*k) for k in kernels) for kernels in (forward, backward)))
     costs = tuple(_cost(fused, i, prices) for i in range(len(fused.graph.ops)))
     return fused, replace(problem, graph=fused.graph, costs=costs)
 

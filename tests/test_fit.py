@@ -92,6 +92,32 @@ def test_a_budget_that_only_the_graph_fits_is_refused() -> None:
     assert refused.value.minimum_bytes == least.value.minimum_bytes + 3
 
 
+def test_a_refusal_searches_for_the_smallest_budget_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def counted(problem: Problem, options: SolveOptions) -> Plan:
+        asked.append(problem.budget_bytes)
+        return solve(problem, options)
+
+    monkeypatch.setattr("rematc.fit.solve", counted)
+    problem = chain(1)
+    with pytest.raises(BudgetError) as refused:
+        fit(problem, OPTIONS, Code(problem, 1.0, 0))
+    assert asked == [1]
+    plan = refused.value.plan
+    assert validate(problem.with_budget(plan.peak_bytes), plan).peak_bytes == refused.value.minimum_bytes
+
+
+def test_of_the_plans_that_are_as_low_the_cheapest_is_taken() -> None:
+    """The refusal's plan has the lowest peak, and may recompute more than another that fits as well."""
+    with pytest.raises(BudgetError) as least:
+        solve(chain(1), OPTIONS)
+    problem = chain(least.value.minimum_bytes + 3)
+    found = fit(problem, OPTIONS, Code(problem, 1.0, 3))
+    assert found.plan.cost_ns <= least.value.plan.cost_ns
+    assert found.plan.cost_ns == solve(chain(least.value.minimum_bytes), OPTIONS).cost_ns
+
+
 def test_the_bound_is_the_lowest_that_was_met() -> None:
     """With the room that the code leaves, less is recomputed: then less is proven, and no more claimed."""
     free = solve(chain(10**9), OPTIONS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -64,7 +64,14 @@ def viewed(x: Tensor, w: Tensor) -> Tensor:
     return y.flatten(1).cos().sum() + y[0].sum()
 
 
-EXAMPLES: list[Callable[..., Any]] = [pointwise, normed, dropped, branched, viewed]
+def gated(x: Tensor, w: Tensor) -> Tensor:
+    """SiLU: its sigmoid is read by two kernels of the backward pass, and written between them on a CPU."""
+    for _ in range(2):
+        x = F.silu(x @ w) @ w.t()
+    return x.square().mean()
+
+
+EXAMPLES: list[Callable[..., Any]] = [pointwise, normed, dropped, branched, viewed, gated]
 each_example = pytest.mark.parametrize("fn", EXAMPLES, ids=lambda f: f.__name__)
 SIZES = (leaf(512, 16), leaf(16, 16))
 
@@ -82,6 +89,40 @@ def test_there_are_fewer_values_than_ops_make_and_less_is_alive(fn: Callable[...
     assert len(fused.graph.ops) < len(ops.graph.ops)
     assert solve(fused).peak_bytes <= 1.001 * solve(ops).peak_bytes
     assert len(fused.graph.gradients) == len(ops.graph.gradients)
+
+
+@each_example
+def test_each_value_is_made_by_one_op_so_what_backward_can_recompute_may_be_saved(
+    fn: Callable[..., Any],
+) -> None:
+    """What a product reads in both passes is written in both: one value, whoever makes it."""
+    graph = posed(fn, *SIZES)[1].graph
+    made = [graph.values[v].name for op in graph.ops for v in op.outputs]
+    assert len(made) == len(set(made))
+    of_gradients = {*graph.tangents}
+    for op in graph.ops:
+        if not of_gradients.isdisjoint(op.inputs):
+            of_gradients.update(op.outputs)
+    assert all((op.phase == "backward") == of_gradients.issuperset(op.outputs) for op in graph.ops)
+
+
+def test_what_only_kernels_of_backward_read_is_computed_in_each_of_them() -> None:
+    captured, problem = posed(gated, *SIZES)
+    assert not [v.name for v in problem.graph.values if "sigmoid" in v.name]
+    backward = [i for i, op in enumerate(problem.graph.ops) if op.phase == "backward"]
+    assert [n for i in backward for n in captured.nodes[i] if "sigmoid" in n.name]
+
+
+def test_the_smallest_budget_is_no_larger_than_op_by_op() -> None:
+    with pytest.raises(BudgetError) as refused:
+        solve(posed(gated, *SIZES, inner="eager")[1], budget_bytes=1)
+    assert smallest(gated) <= 1.01 * refused.value.minimum_bytes
+
+
+def test_without_a_limit_the_plan_is_torch_s_and_with_room_for_all_nothing_runs_again() -> None:
+    free, roomy = (split_at(normed, budget)[2].plan for budget in (None, 10**9))
+    assert (free.strategy, free.budget_bytes, roomy.cost_ns) == ("min_cut", None, 0)
+    assert free.peak_bytes < roomy.peak_bytes and free.cost_ns > 0
 
 
 def test_seeds_are_drawn_once_and_what_is_made_of_them_may_run_again() -> None:
@@ -109,12 +150,21 @@ def split_at(fn: Callable[..., Any], budget: int | None) -> tuple[fx.GraphModule
     return twin, outputs, partition(joint, outputs, Options(budget, "inductor"), planned=True)
 
 
-def run(module: fx.GraphModule, given: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Outputs, each with the name of its node."""
-    names = [n.name for n in module.graph.find_nodes(op="placeholder")]
-    (output,) = module.graph.find_nodes(op="output")
-    results = fx.Interpreter(module).run(*(given[n] for n in names), enable_io_processing=False)
-    return [(str(node), value) for node, value in zip(output.args[0], results, strict=True)]
+@cache
+def smallest(fn: Callable[..., Any]) -> int:
+    """The smallest budget."""
+    with pytest.raises(BudgetError) as refused:
+        split_at(fn, 1)
+    return refused.value.minimum_bytes
+
+
+def names_of(module: fx.GraphModule) -> list[str]:
+    return [n.name for n in module.graph.find_nodes(op="placeholder")]
+
+
+def run(module: fx.GraphModule, given: dict[str, Any]) -> list[Any]:
+    inputs = (given[name] for name in names_of(module))
+    return list(fx.Interpreter(module).run(*inputs, enable_io_processing=False))
 
 
 @pytest.mark.parametrize("fn", [f for f in EXAMPLES if f is not dropped], ids=lambda f: f.__name__)
@@ -123,19 +173,15 @@ def test_forward_and_backward_of_a_plan_compute_what_the_joint_graph_does(
     fn: Callable[..., Any], limit: str
 ) -> None:
     """Op by op, Inductor's random ops draw new numbers: dropout is tested where they are compiled."""
-    budget = None
-    if limit == "smallest":
-        with pytest.raises(BudgetError) as refused:
-            split_at(fn, 1)
-        budget = refused.value.minimum_bytes
+    budget = smallest(fn) if limit == "smallest" else None
     joint, outputs, done = split_at(fn, budget)
-    names = [n.name for n in joint.graph.find_nodes(op="placeholder")]
+    names = names_of(joint)
     given: dict[str, Any] = {n: torch.ones(()) for n in names if "tangents" in n}
     given |= zip((n for n in names if n not in given), SIZES, strict=False)
-    expected = [value for _, value in run(joint, given)]
+    expected = run(joint, given)
     forward = run(done.forward, given)
-    backward = run(done.backward, given | dict(forward))
-    computed = [value for _, value in [*forward[:outputs], *backward]]
+    saved = zip(names_of(done.backward), forward[outputs:], strict=False)  # behind them come the tangents
+    computed = [*forward[:outputs], *run(done.backward, given | dict(saved))]
     torch.testing.assert_close(computed, expected, rtol=0, atol=0)
     if budget is not None:
         assert done.plan.peak_bytes <= budget
@@ -155,12 +201,7 @@ def test_inductor_is_asked_to_write_each_value_of_the_plan_once(monkeypatch: pyt
 def test_saved_values_reach_backward_though_names_differ() -> None:
     """An op in several kernels is copied into each: then forward's nodes are not named as the joint's."""
 
-    def shared(x: Tensor, w: Tensor) -> Tensor:
-        base = x + 1
-        total = (base * 2).sin() @ w + (base * 3).cos() @ w
-        return (total @ w).cos().sum()
-
-    _, outputs, done = split_at(shared, None)
+    _, outputs, done = split_at(normed, smallest(normed))
     (returned,) = done.forward.graph.find_nodes(op="output")
     saved = returned.args[0][outputs:]
     taken = done.backward.graph.find_nodes(op="placeholder")[: len(saved)]
@@ -170,9 +211,7 @@ def test_saved_values_reach_backward_though_names_differ() -> None:
 
 
 def test_the_smallest_budget_takes_recomputation() -> None:
-    with pytest.raises(BudgetError) as refused:
-        split_at(normed, 1)
-    plan = split_at(normed, refused.value.minimum_bytes)[2].plan
+    plan = split_at(normed, smallest(normed))[2].plan
     assert plan.cost_ns > 0
     assert plan.peak_bytes < split_at(normed, None)[2].plan.peak_bytes
 

@@ -82,7 +82,7 @@ def limits(name: str, inner: Any = "eager") -> tuple[int, int, int]:
     """Resident bytes, the smallest budget, and the peak of the cheapest plan."""
     case = ALL[name]()
     with pytest.raises(rematc.BudgetError) as refused:
-        compiled(case, rematc.backend(1, inner=inner))(**case.inputs)
+        compiled(case, rematc.backend(1, inner=inner, time_limit_s=2))(**case.inputs)
     free = rematc.backend(None, inner=inner)
     compiled(case, free)(**case.inputs)
     return refused.value.resident_bytes, refused.value.minimum_bytes, free.plans[-1].peak_bytes

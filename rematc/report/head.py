@@ -46,6 +46,8 @@ def head(reading: Reading, width: int) -> str:
 
 def _room(reading: Reading) -> str:
     budget = reading.plan.budget_bytes
+    if budget is None and reading.plan.cost_ns:
+        return "no limit: saved is what torch.compile alone saves, to recompute no more than what is cheap"
     if budget is None:
         return "no limit, so nothing has to be recomputed"
     if budget >= reading.unplanned.peak_bytes:

@@ -57,7 +57,11 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
         problem = problem.with_budget(budget_bytes)
     small = len(problem.graph.ops) <= EXACT_OPS
     order = problem.graph.backward_steps if small else best_order(problem)
-    plan = restored(_solve(reordered(problem, order), options, started), order, problem)
+    try:
+        plan = restored(_solve(reordered(problem, order), options, started), order, problem)
+    except BudgetError as e:
+        e.plan = restored(e.plan, order, problem)
+        raise
     plan = replace(plan, strategy="rematc", solve_s=round(time.monotonic() - started, 3))
     validate(problem, plan)
     return plan
@@ -166,7 +170,7 @@ def refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
     """What to say when nothing fits: ``floor`` is the plan with the lowest peak that was found."""
     profile: Profile = simulate(problem, floor)
     assert problem.budget_bytes is not None
-    return BudgetError(
+    error = BudgetError(
         problem.budget_bytes,
         floor.peak_bytes,
         step=profile.peak_name(problem.graph),
@@ -174,3 +178,5 @@ def refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
         resident_bytes=problem.resident_bytes,
         bound_bytes=bound_bytes,
     )
+    error.plan = replace(floor, strategy="rematc", status="feasible")
+    return error
