@@ -93,12 +93,12 @@ def enable_checkpointing(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def torchs_budget(share: float) -> Callable[..., Any]:
-    """torch's own budget, a share of the saved bytes, with ops run one by one."""
+def torchs_budget(share: float, inner: str = "aot_eager") -> Callable[..., Any]:
+    """torch's own budget, a share of the saved bytes; op by op unless ``inner`` is "inductor"."""
 
     def backend(gm: Any, inputs: Any) -> Any:
         with torch._functorch.config.patch(activation_memory_budget=share):
-            return lookup_backend("aot_eager")(gm, inputs)
+            return lookup_backend(inner)(gm, inputs)
 
     return backend
 

@@ -1,0 +1,297 @@
+"""`python -m benchmarks.gpu`: on a machine with a GPU, everything that is claimed of one, in ten minutes.
+
+The tests that need a GPU, and then five models, each without limit, checkpointed, under torch's own budget
+and under five of rematc's. Each model has its share of the time; the most telling runs first, and what does
+not fit is left out. Without a GPU the same runs on the CPU, small, so that it is known to work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+import rematc
+from benchmarks.gpu_models import MODELS, Training, built, sqrt_of
+from benchmarks.llama import torchs_budget
+from benchmarks.machine import write_results
+from benchmarks.models import resident_bytes
+
+FREE = "no limit, Inductor alone"
+SHARES = (0.6, 0.4, 0.8, 0.25, 0.15)  # of what the step takes without limit, above what is resident
+TORCH_S = (0.5, 0.0)
+ROUNDS = 5
+WARMUP = 3  # a first step compiles, a second may share the budget among several graphs
+SOLVE_S = 10.0
+GOAL_RATIO, GOAL_LOWER = 1.03, 0.75
+
+
+@dataclass
+class Row:
+    """One way to run the step of a model. Bytes with all that is resident; ``note``: what failed."""
+
+    model: str
+    name: str
+    resident_bytes: int
+    budget_bytes: int | None = None
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+    reserved_bytes: int | None = None
+    seconds: float | None = None
+    solve_s: float | None = None
+    first_step_s: float | None = None
+    note: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Did the step take more than its budget?"""
+        both = self.budget_bytes is not None and self.measured_bytes is not None
+        return both and self.measured_bytes > self.budget_bytes  # type: ignore[operator]
+
+
+@dataclass
+class Cell:
+    """What is to be run: a backend, made once the peak without limit is known, and the model so or so."""
+
+    name: str
+    backend: Callable[[int], Any]  # of the budget of ``share``
+    share: float | None = None
+    segment: int | None = None
+
+
+class Clock:
+    """Says what there is time for: each model has an equal part of what is left when it begins."""
+
+    def __init__(self, minutes: float, models: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.now, self.end, self.models = now, now() + 60 * minutes, models
+        self.model_end = self.end
+        self.longest = 0.0
+
+    def begin_model(self) -> None:
+        """The next model begins."""
+        self.model_end = self.now() + max(0.0, self.end - self.now()) / max(1, self.models)
+        self.models -= 1
+        self.longest = 0.0
+
+    def has_time(self) -> bool:
+        """Is there time for as long as the longest cell of this model took?"""
+        return self.now() + self.longest < self.model_end
+
+    def ran(self, seconds: float) -> None:
+        """A cell took so long."""
+        self.longest = max(self.longest, seconds)
+
+
+def cells(training: Training) -> Iterator[Cell]:
+    """The most telling first: after the base, each rival beside one of ours."""
+    ours = [Cell(f"rematc, {s:.0%}", lambda b: rematc.backend(b, time_limit_s=SOLVE_S), s) for s in SHARES]
+    torchs = [Cell(f"torch's budget {x}", lambda _, x=x: torchs_budget(x, "inductor")) for x in TORCH_S]  # type: ignore[misc]
+    each = Cell("checkpoint every layer", lambda _: "inductor", segment=1)
+    yield Cell(FREE, lambda _: "inductor")
+    yield from (ours[0], torchs[0], ours[1], each)
+    if training.chains:
+        yield Cell("checkpoint sqrt(L)", lambda _: "inductor", segment=sqrt_of(training.layers))
+    yield from (ours[3], torchs[1], ours[2], ours[4])
+
+
+def rows_of(model: str, training: Training, device: torch.device, clock: Clock) -> Iterator[Row]:
+    """All cells of one model that there is time for; of the others a row that says so."""
+    resident = resident_bytes(training.model, training.inputs.values())
+    limit = _memory(device)
+    for cell in cells(training):
+        row = Row(model, cell.name, resident)
+        if cell.share is not None:
+            row.budget_bytes = int(resident + cell.share * (limit - resident))
+        if cell.name != FREE and not clock.has_time():
+            row.note = "not run: no time left"
+        else:
+            started = clock.now()
+            _fill(row, cell, training, device)
+            clock.ran(clock.now() - started)
+        if cell.name == FREE and row.measured_bytes is not None:
+            limit = row.measured_bytes
+        yield row
+
+
+def _fill(row: Row, cell: Cell, training: Training, device: torch.device) -> None:
+    """Compile, measure and time; what fails is noted."""
+    model, backend = training.model, cell.backend(row.budget_bytes or 0)
+    segments: AbstractContextManager[None] = nullcontext()
+    if cell.segment is not None:
+        segments = training.checkpointed(cell.segment)
+    with segments:
+        run = torch.compile(lambda **inputs: training.loss(model(**inputs)), backend=backend)
+
+        def step() -> None:
+            run(**training.inputs).backward()
+            model.zero_grad(set_to_none=True)
+
+        try:
+            started = time.perf_counter()
+            step()
+            row.first_step_s = time.perf_counter() - started
+            for _ in range(WARMUP - 1):
+                step()
+            found = rematc.measure(step, device=device, warmup=1)
+            row.seconds = seconds_of(step, device)
+        except rematc.BudgetError as e:
+            row.note = f"refused: needs {e.minimum_bytes / 1e9:.3f} GB"
+            return
+        except torch.OutOfMemoryError:
+            row.note = "out of memory"
+            return
+        except Exception as e:
+            if isinstance(backend, rematc.Backend):
+                raise
+            row.note = f"failed: {type(e).__name__}"  # a rival: BatchNorm in a compiled checkpoint, say
+            return
+        finally:
+            model.zero_grad(set_to_none=True)
+            _forget()
+    if isinstance(backend, rematc.Backend):
+        row.predicted_bytes = max(plan.peak_bytes for plan in backend.plans)
+        row.solve_s = sum(plan.solve_s for plan in backend.plans)
+        row.resident_bytes = backend.resident_bytes
+    is_cuda = device.type == "cuda"
+    resident = found.resident_bytes if is_cuda and found.resident_bytes else row.resident_bytes
+    row.measured_bytes, row.reserved_bytes = resident + found.peak_bytes, found.reserved_bytes
+
+
+def seconds_of(step: Callable[[], None], device: torch.device) -> float:
+    """The median of some steps; on a GPU by its own events."""
+    return statistics.median(
+        (_by_events if device.type == "cuda" else _by_clock)(step) for _ in range(ROUNDS)
+    )
+
+
+def _by_events(step: Callable[[], None]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def _by_clock(step: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def _memory(device: torch.device) -> int:
+    """What a step may take where the one without limit runs out of memory."""
+    is_cuda = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).total_memory if is_cuda else 10**9
+
+
+def _forget() -> None:
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def claims(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What the README claims: in words, measured, the goal, and whether it holds."""
+    ran = [r for r in rows if r.measured_bytes is not None]
+    ours = [
+        (r.budget_bytes, r.predicted_bytes, r.measured_bytes)
+        for r in ran
+        if r.budget_bytes and r.predicted_bytes and r.measured_bytes
+    ]
+    found = [
+        ("largest share of a budget used", [measured / budget for budget, _, measured in ours], 1.0),
+        ("measured peak, of that predicted", [measured / peak for _, peak, measured in ours], 1.0),
+        ("predicted peak, of that measured", [peak / measured for _, peak, measured in ours], GOAL_RATIO),
+        ("lowest peak above resident, of torch's budget's", list(_lowest_shares(ran)), GOAL_LOWER),
+    ]
+    return [
+        {"claim": c, "measured": max(m), "goal": goal, "holds": max(m) <= goal} for c, m, goal in found if m
+    ]
+
+
+def _lowest_shares(ran: Sequence[Row]) -> Iterator[float]:
+    for model in dict.fromkeys(r.model for r in ran):
+        here = [r for r in ran if r.model == model]
+        above = {r.name: (r.measured_bytes or 0) - r.resident_bytes for r in here}
+        torchs = [n for name, n in above.items() if name.startswith("torch's")]
+        ours = [n for name, n in above.items() if name.startswith("rematc")]
+        if torchs and ours:
+            yield min(ours) / min(torchs)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For people; GB are 10^9 bytes, all that is resident counted in."""
+    base = {r.model: r.seconds for r in rows if r.name == FREE}
+    lines = [
+        (r.model, r.name, _gb(r.budget_bytes), _gb(r.predicted_bytes),
+         r.note or _gb(r.measured_bytes), _gb(r.reserved_bytes),
+         f"{r.seconds / b:.2f}x" if r.seconds and (b := base.get(r.model)) else "",
+         f"{r.solve_s:.1f} s" if r.solve_s is not None else "",
+         f"{r.first_step_s:.0f} s" if r.first_step_s is not None else "")
+        for r in rows
+    ]  # fmt: skip
+    head = ("", "", "budget", "predicted", "measured", "reserved", "step", "solve", "first step")
+    return tabulate(lines, headers=head, colalign=("left", "left", *("right",) * 7), disable_numparse=True)
+
+
+def _gb(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e9:.3f} GB"
+
+
+def gpu_tests() -> tuple[int, str]:
+    """Exit status and closing line of the tests that are marked gpu."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    lines = (done.stdout.strip() or done.stderr.strip() or "pytest said nothing").splitlines()
+    return done.returncode, lines[-1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Test, measure and time; 1 if a test failed or a budget was exceeded."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=9.0, help="for the models; default: %(default)s")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE")
+    parser.add_argument("--names", nargs="*", default=list(MODELS), choices=list(MODELS), help="which models")
+    parser.add_argument("--no-tests", action="store_true", help="leave the tests out")
+    args = parser.parse_args(argv)
+    is_cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if is_cuda else "cpu")
+    where = torch.cuda.get_device_name(device) if is_cuda else "no GPU: on the CPU, at a small size"
+    print(where, flush=True)
+    status, tests = (0, "left out") if args.no_tests else gpu_tests()
+    print(f"tests marked gpu: {tests}", flush=True)
+    rows: list[Row] = []
+    clock = Clock(args.minutes, len(args.names))
+    for model in args.names:
+        clock.begin_model()
+        for row in rows_of(model, built(model, device, large=is_cuda), device, clock):
+            rows.append(row)
+            print(f"{row.model}, {row.name}: {row.note or _gb(row.measured_bytes)}", flush=True)
+        if args.json is not None:
+            found = {"device": where, "tests": tests, "rounds": ROUNDS}
+            write_results(
+                args.json, "gpu", {**found, "rows": [asdict(r) for r in rows], "claims": claims(rows)}
+            )
+    print(f"\n{table(rows)}\n\nstep: time of one, to that without limit; median of {ROUNDS}.")
+    for claim in claims(rows):
+        print(f"{claim['claim']}: {claim['measured']:.3f} (goal: at most {claim['goal']:g})")
+    over = [f"{r.model}, {r.name}" for r in rows if r.over]
+    print("\n".join(f"FAILED: {name} took more than its budget" for name in over) or "No budget exceeded.")
+    return 1 if over or status not in (0, 5) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
