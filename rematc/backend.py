@@ -17,7 +17,7 @@ from rematc.baselines import min_cut
 from rematc.cache import cache_folder
 from rematc.capture import Capture, capture
 from rematc.compiled import ALONE, Given, Made
-from rematc.errors import RematcError, error_of_ours, refused
+from rematc.errors import RematcError, error_of_ours, format_bytes, refused
 from rematc.fit import fit
 from rematc.lower import op_by_op
 from rematc.options import Budget, Inner, Options, SolveOptions, parse_budget
@@ -32,6 +32,10 @@ from rematc.target import Target, device_of, target_of
 from rematc.versions import check_torch
 
 log = logging.getLogger(__name__)
+TIGHT = (
+    "under a budget of %s recomputation takes %.1f times as long as the forward pass, by estimate: "
+    "python -m rematc.explain shows what a larger one would take"
+)
 _STEPS: weakref.WeakValueDictionary[Options, Steps] = weakref.WeakValueDictionary()
 
 
@@ -214,7 +218,9 @@ def partition(
         from rematc.inductor import PeakOfCode
 
         if problem.budget_bytes is None:
-            known = min_cut(problem)  # no limit, and still no more memory than Inductor alone takes
+            known = min_cut(
+                problem
+            )  # what Inductor alone saves by: no limit is no reason to take more memory
         peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
         fitted = fit(problem, options.solve, peak, known)
         problem, plan = fitted.problem, fitted.plan
@@ -226,6 +232,9 @@ def partition(
     if target.note:
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
+    if plan.cost_ns > problem.forward_ns:
+        times = plan.cost_ns / max(1, problem.forward_ns)
+        log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), times)
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
     return Partitioned(forward, backward, problem, plan)
 

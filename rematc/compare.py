@@ -127,7 +127,7 @@ def _row(problem: Problem, name: str, strategy: Strategy, options: SolveOptions)
 
 
 def _share(problem: Problem, plan: Plan) -> float | None:
-    forward_ns = sum(problem.costs[i].runtime_ns for i in problem.graph.forward_steps(()))
+    forward_ns = problem.forward_ns
     return plan.cost_ns / forward_ns if forward_ns else None
 
 

@@ -69,6 +69,11 @@ class Problem:
         return None if self.budget_bytes is None else self.budget_bytes - self.base_bytes
 
     @property
+    def forward_ns(self) -> int:
+        """Time of the forward pass, without what only the backward pass needs of it."""
+        return sum(self.costs[i].runtime_ns for i in self.graph.forward_steps(()))
+
+    @property
     def base_bytes(self) -> int:
         """What each step needs besides the values of the graph."""
         return self.resident_bytes + self.lowering_bytes

@@ -42,6 +42,19 @@ def test_a_budget_that_cannot_be_met_is_refused_at_every_call(suppress: bool) ->
     assert all(name in str(error) for name, _ in error.largest)
 
 
+def test_a_plan_that_costs_more_than_a_forward_pass_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    deep = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(12)))
+    x = torch.randn(256, 32)
+    with pytest.raises(rematc.BudgetError) as refused:
+        torch.compile(deep, backend=eager(1000))(x)
+    least = refused.value.minimum_bytes
+    torch.compile(deep, backend=eager(2 * least))(x)
+    assert "forward pass" not in caplog.text
+    torch._dynamo.reset()
+    torch.compile(deep, backend=eager(least))(x)
+    assert "times as long as the forward pass" in caplog.text
+
+
 def test_the_smallest_budget_named_is_kept() -> None:
     error = refusal()
     model = net()

@@ -47,7 +47,7 @@ def head(reading: Reading, width: int) -> str:
 def _room(reading: Reading) -> str:
     budget = reading.plan.budget_bytes
     if budget is None and reading.plan.cost_ns:
-        return "no limit: saved is what torch.compile alone saves, to recompute no more than what is cheap"
+        return "no limit: a minimum cut, as torch.compile alone saves by; what is cheap is recomputed"
     if budget is None:
         return "no limit, so nothing has to be recomputed"
     if budget >= reading.unplanned.peak_bytes:
@@ -98,8 +98,7 @@ def _of(module: str) -> str:
 
 
 def _share(reading: Reading) -> str:
-    problem = reading.problem
-    forward_ns = sum(problem.costs[i].runtime_ns for i in reading.graph.forward_steps(()))
+    forward_ns = reading.problem.forward_ns
     if not forward_ns:
         return "of a forward pass that takes no time"
     share = f"{reading.plan.cost_ns / forward_ns:.1%}".replace("%", " %")
