@@ -27,6 +27,7 @@ from benchmarks.gpu_models import MODELS, Training, built, sqrt_of
 from benchmarks.llama import torchs_budget
 from benchmarks.machine import write_results
 from benchmarks.models import resident_bytes
+from rematc.errors import format_bytes
 
 FREE = "no limit, Inductor alone"
 SHARES = (0.6, 0.4, 0.8, 0.25, 0.15)  # of what the step takes without limit, above what is resident
@@ -146,7 +147,7 @@ def _fill(row: Row, cell: Cell, training: Training, device: torch.device) -> Non
             found = rematc.measure(step, device=device, warmup=1)
             row.seconds = seconds_of(step, device)
         except rematc.BudgetError as e:
-            row.note = f"refused: needs {e.minimum_bytes / 1e9:.3f} GB"
+            row.note = f"refused: needs {format_bytes(e.minimum_bytes)}"
             return
         except torch.OutOfMemoryError:
             row.note = "out of memory"
@@ -233,11 +234,11 @@ def _lowest_shares(ran: Sequence[Row]) -> Iterator[float]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For people; GB are 10^9 bytes, all that is resident counted in."""
+    """For people; all that is resident counted in."""
     base = {r.model: r.seconds for r in rows if r.name == FREE}
     lines = [
-        (r.model, r.name, _gb(r.budget_bytes), _gb(r.predicted_bytes),
-         r.note or _gb(r.measured_bytes), _gb(r.reserved_bytes),
+        (r.model, r.name, _size(r.budget_bytes), _size(r.predicted_bytes),
+         r.note or _size(r.measured_bytes), _size(r.reserved_bytes),
          f"{r.seconds / b:.2f}x" if r.seconds and (b := base.get(r.model)) else "",
          f"{r.solve_s:.1f} s" if r.solve_s is not None else "",
          f"{r.first_step_s:.0f} s" if r.first_step_s is not None else "")
@@ -247,8 +248,8 @@ def table(rows: Sequence[Row]) -> str:
     return tabulate(lines, headers=head, colalign=("left", "left", *("right",) * 7), disable_numparse=True)
 
 
-def _gb(size: int | None) -> str:
-    return "" if size is None else f"{size / 1e9:.3f} GB"
+def _size(size: int | None) -> str:
+    return "" if size is None else format_bytes(size)
 
 
 def gpu_tests() -> tuple[int, str]:
@@ -279,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         clock.begin_model()
         for row in rows_of(model, built(model, device, large=is_cuda), device, clock):
             rows.append(row)
-            print(f"{row.model}, {row.name}: {row.note or _gb(row.measured_bytes)}", flush=True)
+            print(f"{row.model}, {row.name}: {row.note or _size(row.measured_bytes)}", flush=True)
         if args.json is not None:
             found = {"device": where, "tests": tests, "rounds": ROUNDS}
             write_results(

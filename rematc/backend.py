@@ -217,10 +217,8 @@ def partition(
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode
 
-        if problem.budget_bytes is None:
-            known = min_cut(
-                problem
-            )  # what Inductor alone saves by: no limit is no reason to take more memory
+        if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
+            known = min_cut(problem)
         peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
         fitted = fit(problem, options.solve, peak, known)
         problem, plan = fitted.problem, fitted.plan
