@@ -117,10 +117,13 @@ class Options:
             raise OptionError(f"measure_s={self.measure_s!r}: give seconds of at least zero, as in 20")
         if self.accumulate not in (True, False, None):
             raise OptionError(f"accumulate={self.accumulate!r}: give True or False, or None to find out")
-        if self.reserve_bytes < 0:
-            raise OptionError(f"reserve={self.reserve!r}: must not be below zero")
+        _ = self.reserve_bytes  # raises what is wrong with it
 
     @property
     def reserve_bytes(self) -> int:
         """``reserve`` in bytes."""
-        return 0 if self.reserve in (0, None) else parse_budget(self.reserve) or 0
+        try:
+            return 0 if self.reserve in (0, None) else parse_budget(self.reserve) or 0
+        except OptionError as e:
+            how = 'give "500MB", "2GiB", or a whole number of bytes, zero or more'
+            raise OptionError(f"reserve={self.reserve!r}: {how}") from e
