@@ -212,7 +212,7 @@ def test_no_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["--budget", "-5"], "can't read the budget '-5'"),
         (["--budget", "0"], "must be above zero"),
         (["--budget", "80%"], "the model is on the CPU"),
-        (["--reserve", "much"], "can't read"),
+        (["--reserve", "much"], "reserve='much': give"),
         (["--time-limit", "0"], "give seconds above zero"),
         (["--time-limit", "soon"], "invalid float value"),
         (["--gap", "-1"], "a fraction of at least zero"),
