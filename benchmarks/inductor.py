@@ -129,7 +129,8 @@ def _row(model: str, name: str, backend: Any, peak: int, first_s: float) -> Row:
     (plan,), (problem,) = backend.plans, backend.problems
     budget = None if plan.budget_bytes is None else plan.budget_bytes - problem.resident_bytes
     predicted = plan.peak_bytes - problem.resident_bytes
-    return Row(model, name, budget, predicted, peak, plan.gap, plan.cost_ns, plan.solve_s, first_s)
+    gap = None if plan.status == "baseline" else plan.gap
+    return Row(model, name, budget, predicted, peak, gap, plan.cost_ns, plan.solve_s, first_s)
 
 
 def claims(rows: Sequence[Row]) -> list[dict[str, Any]]:
