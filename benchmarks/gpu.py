@@ -28,7 +28,7 @@ from tabulate import tabulate
 import rematc
 from benchmarks.gpu_models import MODELS, Training, built, sqrt_of
 from benchmarks.llama import torchs_budget
-from benchmarks.machine import write_results
+from benchmarks.machine import nothing_kept, write_results
 from benchmarks.models import resident_bytes
 from rematc.errors import format_bytes
 
@@ -281,9 +281,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     clock = Clock(args.minutes, len(args.names))
     for model in args.names:
         clock.begin_model()
-        for row in rows_of(model, built(model, device, large=is_cuda), device, clock):
-            rows.append(row)
-            print(f"{row.model}, {row.name}: {row.note or _size(row.measured_bytes)}", flush=True)
+        with nothing_kept():
+            for row in rows_of(model, built(model, device, large=is_cuda), device, clock):
+                rows.append(row)
+                print(f"{row.model}, {row.name}: {row.note or _size(row.measured_bytes)}", flush=True)
         if args.json is not None:
             found = {"device": where, "tests": tests, "rounds": ROUNDS}
             write_results(

@@ -22,7 +22,7 @@ import torch
 from tabulate import tabulate
 
 import rematc
-from benchmarks.machine import seconds_of_each, write_results
+from benchmarks.machine import nothing_kept, seconds_of_each, write_results
 from tests.zoo import ZOO, Case
 
 SHARES = (0.05, 0.3, 0.6, None)  # of the way from the floor (x 1.05 at the least) to saving everything
@@ -177,7 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rows: list[Row] = []
     for model in args.names:
-        rows += rows_of(model)
+        with nothing_kept():
+            rows += rows_of(model)
         if args.json is not None:  # what is there so far: a model takes minutes
             found = {"rounds": ROUNDS, "rows": [asdict(r) for r in rows], "claims": claims(rows)}
             write_results(args.json, "inductor", found)

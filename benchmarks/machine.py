@@ -7,8 +7,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +48,20 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Inside, plans and costs that rematc kept before are not found, and none are kept."""
+    before = os.environ.get("REMATC_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["REMATC_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["REMATC_CACHE_DIR"]
+            if before is not None:
+                os.environ["REMATC_CACHE_DIR"] = before
 
 
 def seconds_of_each(steps: Mapping[str, Step], rounds: int, turn: int = 0) -> dict[str, list[float]]:

@@ -12,8 +12,9 @@ import torch
 import rematc
 from benchmarks import __main__ as bench
 from benchmarks import demo, llama
-from benchmarks.machine import machine, seconds_of_each, write_results
+from benchmarks.machine import machine, nothing_kept, seconds_of_each, write_results
 from benchmarks.models import GPTConfig, largest_difference
+from rematc.cache import cache_folder
 
 TINY = GPTConfig(layers=2, width=32, heads=2, length=32)
 GOOD = demo.Row("rematc 9.0MB", 9_000_000, 8_900_000, 8_900_000, 1.1, 0.0, 2.0)
@@ -26,6 +27,16 @@ def test_the_machine_is_described(tmp_path: Path) -> None:
     assert known["torch"] == torch.__version__.partition("+")[0] or known["torch"] == torch.__version__
     write_results(tmp_path / "new" / "x.json", "x", {"rows": []})
     assert json.loads((tmp_path / "new" / "x.json").read_text())["machine"]["cores"] == known["cores"]
+
+
+def test_nothing_that_was_kept_before_is_found_by_a_benchmark_and_all_of_it_after(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REMATC_CACHE_DIR", str(tmp_path))
+    with nothing_kept():
+        inside = cache_folder()
+        assert inside != tmp_path and inside.is_dir()
+    assert cache_folder() == tmp_path and not inside.exists()
 
 
 class Logged:
