@@ -279,17 +279,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"tests marked gpu: {tests}", flush=True)
     rows: list[Row] = []
     clock = Clock(args.minutes, len(args.names))
-    for model in args.names:
-        clock.begin_model()
-        with nothing_kept():
+    with nothing_kept():
+        for model in args.names:
+            clock.begin_model()
             for row in rows_of(model, built(model, device, large=is_cuda), device, clock):
                 rows.append(row)
                 print(f"{row.model}, {row.name}: {row.note or _size(row.measured_bytes)}", flush=True)
-        if args.json is not None:
-            found = {"device": where, "tests": tests, "rounds": ROUNDS}
-            write_results(
-                args.json, "gpu", {**found, "rows": [asdict(r) for r in rows], "claims": claims(rows)}
-            )
+            if args.json is not None:
+                found = {"device": where, "tests": tests, "rounds": ROUNDS, "claims": claims(rows)}
+                write_results(args.json, "gpu", {**found, "rows": [asdict(r) for r in rows]})
     print(f"\n{table(rows)}\n\nstep: time of one, to that without limit; median of {ROUNDS}.")
     for claim in claims(rows):
         print(f"{claim['claim']}: {claim['measured']:.3f} (goal: at most {claim['goal']:g})")

@@ -176,12 +176,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--names", nargs="*", default=list(ZOO), choices=list(ZOO), help="which models")
     args = parser.parse_args(argv)
     rows: list[Row] = []
-    for model in args.names:
-        with nothing_kept():
+    with nothing_kept():
+        for model in args.names:
             rows += rows_of(model)
-        if args.json is not None:  # what is there so far: a model takes minutes
-            found = {"rounds": ROUNDS, "rows": [asdict(r) for r in rows], "claims": claims(rows)}
-            write_results(args.json, "inductor", found)
+            if args.json is not None:  # what is there so far: a model takes minutes
+                found = {"rounds": ROUNDS, "rows": [asdict(r) for r in rows], "claims": claims(rows)}
+                write_results(args.json, "inductor", found)
     print(f"\n{table(rows)}\n\nstep: time of one, to that of Inductor alone; median of {ROUNDS} rounds.")
     for claim in claims(rows):
         print(f"{claim['claim']}: {claim['measured']:.3f} (goal: at most {claim['goal']:g})")

@@ -95,7 +95,7 @@ class Backend:
         self.plans: list[Plan] = []
         self.problems: list[Problem] = []
         # Blocks that are compiled one by one may each have a backend of their own; they are equal, and share.
-        self.steps = steps or _STEPS.setdefault(options, Steps(options.solve, options.accumulate))
+        self.steps = steps or _STEPS.setdefault(options, Steps(options))
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         """Compile one graph. An error of ours is raised by the first call of what is returned.
@@ -159,7 +159,7 @@ class _Compiler:
         if not done:
             return Made(run)
         self.record(done[-1].problem, done[-1].plan)
-        return Made(run, done[-1].problem, done[-1].plan, beside, accumulated, given.others_bytes)
+        return Made(run, done[-1].problem, done[-1].plan, accumulated, given.others_bytes)
 
     def record(self, problem: Problem, plan: Plan) -> None:
         """The backend has this plan for the graph from now on."""

@@ -18,15 +18,13 @@ from rematc.simulate import judged
 class Made:
     """What compiling made of a graph. One without a backward pass has neither problem nor plan.
 
-    ``beside_bytes`` are kept free for what is not there yet: a reserve, the state of an optimizer. Of what
-    was counted as resident, ``accumulated_bytes`` are gradients of earlier steps, and ``others_bytes`` is
+    Of what was counted as resident, ``accumulated_bytes`` are gradients of earlier steps, ``others_bytes`` is
     what other calls keep.
     """
 
     run: Callable[..., Any]
     problem: Problem | None = None
     plan: Plan | None = None
-    beside_bytes: int = 0
     accumulated_bytes: int = 0
     others_bytes: int = 0
 

@@ -17,8 +17,8 @@ from rematc import compat
 from rematc.calls import Call, Calls
 from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
-from rematc.options import SolveOptions
-from rematc.resident import gradient_bytes
+from rematc.options import Options
+from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import beside, needed, share, smallest
 from rematc.storages import storages
 
@@ -30,13 +30,14 @@ ROUNDS = 4  # of choosing, where the code of the plans chosen needs more than wa
 class Steps:
     """The graphs that share a budget, and the steps that they ran in."""
 
-    def __init__(self, solve: SolveOptions, accumulate: bool | None = None) -> None:
-        self.solve, self.accumulate = solve, accumulate
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.budget_bytes = 0  # known once a graph was compiled
         self.calls: Calls[Compiled] = Calls()
         self.planned: set[tuple[Compiled, ...]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
         self.rounds = 0
+        self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
 
     def graph(self, compile: Compile, inputs: Any) -> Callable[..., Any]:
@@ -96,7 +97,7 @@ class Steps:
     def _plan_alone(self, graph: Compiled, args: tuple[Any, ...], held: int) -> None:
         """Is there more beside a graph, alone in its step, than it was planned for?"""
         made = graph.made
-        gradients = max(made.accumulated_bytes, gradient_bytes(args, self.accumulate))
+        gradients = max(made.accumulated_bytes, gradient_bytes(args, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
         if not more:
@@ -123,7 +124,7 @@ class Steps:
         elif not (is_new and any(graph.plan.cost_ns for graph in graphs)):  # nothing can cost less
             return
         for graph in graphs:
-            graph.leave_open(self.solve)
+            graph.leave_open(self.options.solve)
 
     def _choose(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """Compile ``graph`` anew with its share of the budget. Those chosen before it have their plans."""
@@ -148,7 +149,7 @@ class Steps:
         if self.rounds > ROUNDS:
             raise self._refusal()
         for graph in self.calls.graphs:
-            graph.leave_open(self.solve)
+            graph.leave_open(self.options.solve)
 
     def _count(self) -> int:
         """Each graph's peak is that of the step while it runs; returns the most that any step needs."""
@@ -168,20 +169,31 @@ class Steps:
         return BudgetError(
             self.budget_bytes,
             resident + smallest(steps, [graph.uses for graph in graphs]),
-            step=f"{max(map(len, steps))} calls of {len(graphs)} graphs in one step",
+            step=f"{max(map(len, steps))} calls of {len(graphs)} graph{'s'[: len(graphs) - 1]} in one step",
             largest=tuple(sorted(kept, key=lambda k: -k[1])[:3]),
             resident_bytes=resident,
         )
 
     def resident_bytes(self) -> int:
-        """What is there before a step of several graphs: all that they read and none makes, and gradients."""
-        beside = max(graph.made.beside_bytes for graph in self.calls.graphs)
-        return beside + max(map(self._resident_in, self.calls.kinds.values()))
+        """What is there before a step of several graphs: all that they read and none makes, gradients, and
+        what is kept free.
+        """
+        there = max(map(self._resident_in, self.calls.kinds.values()))
+        return there + self.options.reserve_bytes + self._state_bytes()
+
+    def _state_bytes(self) -> int:
+        """Of the optimizer, for all that is trained: one graph may be called with many blocks' parameters."""
+        calls = [call for kind in self.calls.kinds.values() for call in kind]
+        leaves = {id(t): t for call in calls for leaf in call.leaves if (t := leaf()) is not None}
+        which = [(key, t.numel()) for key, t in leaves.items()]
+        if self.state[0] != which:
+            self.state = which, optimizer_bytes(self.options.optimizer, list(leaves.values()))
+        return self.state[1]
 
     def _resident_in(self, kind: list[Call[Compiled]]) -> int:
         read = {key: size for call in kind for key, size in call.inputs.items()}
         leaves = [leaf() for call in kind for leaf in call.leaves]
-        gradients = gradient_bytes(leaves, self.accumulate)
+        gradients = gradient_bytes(leaves, self.options.accumulate)
         return sum(read.values()) + gradients + _beside(read, self.calls.held)
 
 

@@ -130,7 +130,7 @@ class _Own(Backend):
     """Equal to no other: what was compiled before, for an equal backend, is no proof of anything."""
 
     def __init__(self, options: Options) -> None:
-        super().__init__(options, Steps(options.solve, options.accumulate))
+        super().__init__(options, Steps(options))
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -14,12 +14,12 @@ import torch
 import rematc
 from rematc.baselines import recompute_all, save_all
 from rematc.compiled import Given, Made
-from rematc.options import SolveOptions
+from rematc.options import Options
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged
 from rematc.steps import Steps
-from tests.blocks import Model, count_compiles, gradients, made, one_node, peak, step_of
+from tests.blocks import Model, batch, count_compiles, gradients, made, one_node, peak, resident, step_of
 from tests.graphs import chain
 
 pytestmark = [
@@ -54,6 +54,25 @@ def test_the_budget_holds_for_all_graphs_together(how: str, budget: int) -> None
         assert len(backend.plans) == 2
         assert max(measured) <= max(plan.peak_bytes for plan in backend.plans) <= budget
         assert sum(plan.cost_ns for plan in backend.plans) > 0
+
+
+@pytest.mark.parametrize("how", ["graph break", "blocks"])
+def test_the_optimizer_s_state_is_kept_free_for_the_parameters_of_all_calls(how: str) -> None:
+    """One graph may serve many blocks, and several graphs have parameters of their own."""
+    there = []
+    for optimizer in (None, torch.optim.AdamW):
+        torch._dynamo.reset()
+        backend = rematc.backend("10MB", inner="eager", optimizer=optimizer, reserve=1000)
+        model, run = made(how, backend)
+        for _ in range(2):
+            step_of(model, run)()
+        there.append(backend.resident_bytes)
+    run(batch()).backward()
+    used = torch.optim.AdamW(model.parameters())
+    used.step()
+    tensors = [t for state in used.state.values() for t in state.values()]
+    assert there[1] - there[0] == sum(t.numel() * t.element_size() for t in tensors)
+    assert there[0] == resident(model) + 1000
 
 
 def test_under_inductor_too() -> None:
@@ -146,7 +165,7 @@ class Pretended:
 def pretended_steps(
     budget: int, more: Callable[[Plan], int], steps: int = 6, first: Callable[[Problem], Plan] = save_all
 ) -> list[Pretended]:
-    shared = Steps(SolveOptions())
+    shared = Steps(Options(budget))
     graphs = [Pretended(16, budget, more, first) for _ in range(2)]
     runs = [shared.graph(graph, []) for graph in graphs]
     for _ in range(steps):
