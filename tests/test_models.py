@@ -19,6 +19,8 @@ from torch import Tensor
 import rematc
 from rematc.baselines import STRATEGIES
 from rematc.measure import measure
+from rematc.options import Options, SolveOptions
+from rematc.trace import plan_model
 from tests.zoo import ZOO, Case
 from tests.zoo_more import ALL
 
@@ -80,12 +82,12 @@ def reference(name: str) -> State:
 @functools.cache
 def limits(name: str, inner: Any = "eager") -> tuple[int, int, int]:
     """Resident bytes, the smallest budget, and the peak of the cheapest plan."""
-    case = ALL[name]()
+    case, solve = ALL[name](), SolveOptions(time_limit_s=2)
+    torch._dynamo.reset()
     with pytest.raises(rematc.BudgetError) as refused:
-        compiled(case, rematc.backend(1, inner=inner, time_limit_s=2))(**case.inputs)
-    free = rematc.backend(None, inner=inner)
-    compiled(case, free)(**case.inputs)
-    return refused.value.resident_bytes, refused.value.minimum_bytes, free.plans[-1].peak_bytes
+        plan_model(case.model, case.inputs, case.loss, Options(1, inner, solve=solve))
+    _, free = plan_model(case.model, case.inputs, case.loss, Options(None, inner))
+    return refused.value.resident_bytes, refused.value.minimum_bytes, free.peak_bytes
 
 
 def budget_for(name: str, share: float | None, inner: Any = "eager") -> int | None:
