@@ -158,8 +158,11 @@ class _Compiler:
             raise
         if not done:
             return Made(run)
-        self.record(done[-1].problem, done[-1].plan)
-        return Made(run, done[-1].problem, done[-1].plan, accumulated, given.others_bytes)
+        plan, forward_ns = done[-1].plan, done[-1].problem.forward_ns
+        if plan.cost_ns > forward_ns:  # said where it is trained so; explain shows the figure
+            log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
+        self.record(done[-1].problem, plan)
+        return Made(run, done[-1].problem, plan, accumulated, given.others_bytes)
 
     def record(self, problem: Problem, plan: Plan) -> None:
         """The backend has this plan for the graph from now on."""
@@ -230,9 +233,6 @@ def partition(
     if target.note:
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
-    if plan.cost_ns > problem.forward_ns:
-        times = plan.cost_ns / max(1, problem.forward_ns)
-        log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), times)
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
     return Partitioned(forward, backward, problem, plan)
 
