@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import statistics
 import subprocess
 import sys
@@ -19,8 +18,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # first steps compile all
 
 import torch
 from tabulate import tabulate

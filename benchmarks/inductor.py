@@ -7,7 +7,6 @@ step compiles all.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -15,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 import torch
 from tabulate import tabulate

@@ -52,9 +52,10 @@ def machine() -> dict[str, Any]:
 
 @contextmanager
 def nothing_kept() -> Iterator[None]:
-    """Inside, plans and costs that rematc kept before are not found, and none are kept."""
+    """Inside, plans and costs that rematc kept, and code that torch kept, are not found; none are kept."""
     before = os.environ.get("REMATC_CACHE_DIR")
-    with tempfile.TemporaryDirectory() as folder:
+    no_code = torch.compiler.config.patch(force_disable_caches=True)
+    with tempfile.TemporaryDirectory() as folder, no_code:
         os.environ["REMATC_CACHE_DIR"] = folder
         try:
             yield

@@ -36,7 +36,9 @@ def test_nothing_that_was_kept_before_is_found_by_a_benchmark_and_all_of_it_afte
     with nothing_kept():
         inside = cache_folder()
         assert inside != tmp_path and inside.is_dir()
+        assert torch.compiler.config.force_disable_caches
     assert cache_folder() == tmp_path and not inside.exists()
+    assert not torch.compiler.config.force_disable_caches
 
 
 class Logged:

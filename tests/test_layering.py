@@ -140,6 +140,23 @@ def test_each_file_says_what_it_is_and_is_read_in_one_sitting(name: str) -> None
     assert len(SOURCES[name].read_text().splitlines()) <= MAX_LINES
 
 
+def chains_stored(statement: ast.stmt) -> set[str]:
+    """The dotted names that a statement assigns to, or calls a method of."""
+    if isinstance(statement, ast.Assign):
+        return {name for target in statement.targets for name in chains(target)}
+    return {name for node in ast.walk(statement) if isinstance(node, ast.Call) for name in chains(node.func)}
+
+
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("path", [*BENCHMARKS, *SOURCES.values()], ids=lambda path: path.stem)
+def test_to_import_a_file_changes_no_setting_of_the_process(path: Path) -> None:
+    """One import of a benchmark by its tests once took the caches of torch from all tests after it."""
+    stores = [s for s in ast.parse(path.read_text()).body if isinstance(s, ast.Assign | ast.Expr)]
+    assert not [s for s in stores if any(n.startswith("os.environ") for n in chains_stored(s))]
+
+
 def loaded_by(code: str) -> set[str]:
     """The modules loaded once ``code`` has run in a fresh interpreter."""
     run = subprocess.run(
