@@ -162,7 +162,7 @@ class _Compiler:
         if plan.cost_ns > forward_ns:  # said where it is trained so; explain shows the figure
             log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
         self.record(done[-1].problem, plan)
-        return Made(run, done[-1].problem, plan, accumulated, given.others_bytes)
+        return Made(run, done[-1].problem, plan, accumulated, given.others_bytes, done[-1].peak_of_code)
 
     def record(self, problem: Problem, plan: Plan) -> None:
         """The backend has this plan for the graph from now on."""
@@ -177,12 +177,13 @@ class _Compiler:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A joint graph, planned and split."""
+    """A joint graph, planned and split. ``peak_of_code``: as that of `Made`."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     problem: Problem
     plan: Plan
+    peak_of_code: Callable[[Plan], int] | None = None
 
 
 def partitions(
@@ -215,7 +216,7 @@ def partition(
     folder = cache_folder()
     target = target_of(joint, options, folder)
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
-    posed = problem
+    posed, above = problem, None
     known = given.plan or plans.load(problem, options.solve, folder)
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode
@@ -225,6 +226,10 @@ def partition(
         peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
         fitted = fit(problem, options.solve, peak, known)
         problem, plan = fitted.problem, fitted.plan
+
+        def above(plan: Plan) -> int:
+            return peak(plan) - posed.resident_bytes
+
     else:
         plan = judged(problem, known) if known else solve(problem, options.solve)
         validate(problem, plan)
@@ -234,7 +239,7 @@ def partition(
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
-    return Partitioned(forward, backward, problem, plan)
+    return Partitioned(forward, backward, problem, plan, above)
 
 
 def pose(

@@ -11,7 +11,6 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.share import Use, use_of
-from rematc.simulate import judged
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,8 @@ class Made:
     """What compiling made of a graph. One without a backward pass has neither problem nor plan.
 
     Of what was counted as resident, ``accumulated_bytes`` are gradients of earlier steps, ``others_bytes`` is
-    what other calls keep.
+    what other calls keep. ``peak_of_code``: what the code of another plan would need, resident not
+    included; None where that is what the graph says.
     """
 
     run: Callable[..., Any]
@@ -27,6 +27,7 @@ class Made:
     plan: Plan | None = None
     accumulated_bytes: int = 0
     others_bytes: int = 0
+    peak_of_code: Callable[[Plan], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,21 @@ class Compile(Protocol):
         """This is its plan from now on."""
 
 
+@dataclass
+class Option:
+    """A plan to choose; until it ``is_lowered`` its use is a guess."""
+
+    plan: Plan
+    use: Use
+    is_lowered: bool
+
+
 class Compiled:
     """One graph; ``made`` is what runs. While not ``is_chosen``, another plan is to be chosen for it."""
 
     def __init__(self, compile: Compile, made: Made) -> None:
         self.compile, self.made = compile, made
-        self.options: tuple[tuple[Plan, Use], ...] = ()  # plans to choose from, once they were searched
+        self.options: list[Option] = []  # once they were searched
         self.is_chosen = True
 
     @property
@@ -92,14 +102,28 @@ class Compiled:
     @property
     def uses(self) -> list[Use]:
         """Of the plan that it runs by, and of those to choose from."""
-        return [self.use] if self.is_chosen else [self.use, *(use for _, use in self.options)]
+        return [self.use] if self.is_chosen else [self.use, *(option.use for option in self.options)]
 
     def leave_open(self, solve: SolveOptions) -> None:
-        """Let another plan be chosen, by what its code is known to need by now."""
-        alone = replace(self.problem, resident_bytes=0, budget_bytes=None)
-        plans = [plan for plan, _ in self.options] or choices(alone, solve)
-        self.options = tuple((plan, use_of(alone, judged(alone, plan))) for plan in plans)
+        """Let another plan be chosen. The options are those of the graph, whatever the budget is."""
         self.is_chosen = False
+        if self.options:
+            return
+        more, exact = self.problem.lowering_bytes, self.made.peak_of_code is None
+        alone = replace(self.problem, resident_bytes=0, budget_bytes=None, lowering_bytes=0)
+        for plan in choices(alone, solve):
+            use = use_of(alone, plan)  # its code is taken to differ as that of the plan at hand does
+            self.options.append(Option(plan, replace(use, peak_bytes=use.peak_bytes + more), exact))
+
+    def lower(self, number: int) -> bool:
+        """Look at the code of the plan at this place of `uses`; False if its use is what it was."""
+        option = self.options[number - 1] if number else None
+        if option is None or option.is_lowered:
+            return False
+        assert self.made.peak_of_code is not None
+        before, option.is_lowered = option.use, True
+        option.use = replace(before, peak_bytes=self.made.peak_of_code(option.plan))
+        return option.use != before
 
     def choose(self, number: int, args: tuple[Any, ...], resident_bytes: int) -> None:
         """Run by the plan at this place of `uses` from now on, with so much beside the graph."""
@@ -107,7 +131,7 @@ class Compiled:
         if number == 0:
             self.count(resident_bytes)
         else:
-            self.made = self.compile(list(args), Given(0, resident_bytes, self.options[number - 1][0]))
+            self.made = self.compile(list(args), Given(0, resident_bytes, self.options[number - 1].plan))
 
     def count(self, resident_bytes: int) -> None:
         """It stays as it is; its peak is that of the step, with all that is there beside it."""

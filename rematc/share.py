@@ -83,15 +83,20 @@ def share(steps: Steps, uses: Sequence[Sequence[Use]], budget_bytes: int) -> tup
     unit = float(max(budget_bytes, 1))
     for row in _rows(steps, uses, chosen):
         model.row([(x, size / unit) for x, size in row], budget_bytes / unit)
-    values = model.solve(gap=0.0).values
-    return None if values is None else _read(chosen, values)
+    while (values := model.solve(gap=0.0).values) is not None:
+        choice = _read(chosen, values)
+        if needed(steps, [options[o] for options, o in zip(uses, choice, strict=True)]) <= budget_bytes:
+            return choice
+        # The solver's numbers are rounded, the budget is not: any choice but this one.
+        model.row([(xs[o], 1.0) for xs, o in zip(chosen, choice, strict=True)], len(choice) - 1.0)
+    return None
 
 
-def smallest(steps: Steps, uses: Sequence[Sequence[Use]]) -> int:
-    """The smallest budget, above what is resident, for which `share` has an answer.
+def smallest(steps: Steps, uses: Sequence[Sequence[Use]]) -> tuple[int, ...]:
+    """The choice that `share` makes at the smallest budget for which it has one.
 
     >>> smallest([[0, 0]], [[Use(0, 12, 8, 1), Use(5, 9, 2, 1)]])
-    11
+    (1,)
     """
     model, chosen = _formulated(steps, uses, with_cost=False)
     rows = _rows(steps, uses, chosen)
@@ -101,8 +106,7 @@ def smallest(steps: Steps, uses: Sequence[Sequence[Use]]) -> int:
         model.row([*((x, size / unit) for x, size in row), (peak, -1.0)], 0.0)
     values = model.solve(gap=0.0).values
     assert values is not None
-    picked = [options[o] for options, o in zip(uses, _read(chosen, values), strict=True)]
-    return needed(steps, picked)
+    return _read(chosen, values)
 
 
 def _formulated(

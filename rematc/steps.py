@@ -19,12 +19,10 @@ from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
 from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
-from rematc.share import beside, needed, share, smallest
+from rematc.share import Use, beside, needed, share, smallest
 from rematc.storages import storages
 
 log = logging.getLogger(__name__)
-
-ROUNDS = 4  # of choosing, where the code of the plans chosen needs more than was foreseen
 
 
 class Steps:
@@ -36,7 +34,6 @@ class Steps:
         self.calls: Calls[Compiled] = Calls()
         self.planned: set[tuple[Compiled, ...]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
-        self.rounds = 0
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
 
@@ -116,7 +113,7 @@ class Steps:
         is_new = not kinds <= self.planned
         if not is_new and resident <= self.planned_bytes:
             return
-        self.planned, self.planned_bytes, self.rounds = kinds, resident, 0
+        self.planned, self.planned_bytes = kinds, resident
         graphs, used = self.calls.graphs, self._count()
         if used > self.budget_bytes:
             text = "the graphs of one step need %s, above the budget: they share it from now on"
@@ -128,28 +125,21 @@ class Steps:
 
     def _choose(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """Compile ``graph`` anew with its share of the budget. Those chosen before it have their plans."""
-        choice = self._shared()
-        if choice is None:  # code of those chosen before it needs more than was foreseen
-            self._choose_anew()
-            choice = self._shared()
-        if choice is None:
-            raise self._refusal()
-        graphs, steps, mine = self.calls.graphs, self.calls.steps, self.calls.graphs.index(graph)
-        picked = [g.uses[o] for g, o in zip(graphs, choice, strict=True)]
-        graph.choose(choice[mine], args, self.resident_bytes() + beside(steps, picked, mine))
-        if all(g.is_chosen for g in graphs):
-            used = self._count()
-            if used > self.budget_bytes:
-                log.warning("this step needs %s, above the budget: plans are chosen anew", format_bytes(used))
-                self._choose_anew()
+        graphs, steps, resident = self.calls.graphs, self.calls.steps, self.resident_bytes()
 
-    def _choose_anew(self) -> None:
-        """Leave all plans open again, by what was learned of the code of those that were chosen."""
-        self.rounds += 1
-        if self.rounds > ROUNDS:
+        def shared() -> Sequence[int] | None:
+            return _settled(graphs, lambda uses: share(steps, uses, self.budget_bytes - resident))
+
+        choice = shared()
+        if choice is None:  # as it is guessed: the code of the smallest plans may need less
+            refusal = self._refusal()
+            choice = shared()
+            if choice is None:
+                raise refusal
+        mine, picked = graphs.index(graph), _picked(graphs, choice)
+        graph.choose(choice[mine], args, resident + beside(steps, picked, mine))
+        if all(g.is_chosen for g in graphs) and self._count() > self.budget_bytes:
             raise self._refusal()
-        for graph in self.calls.graphs:
-            graph.leave_open(self.options.solve)
 
     def _count(self) -> int:
         """Each graph's peak is that of the step while it runs; returns the most that any step needs."""
@@ -159,16 +149,17 @@ class Steps:
             graph.count(resident + beside(steps, uses, n))
         return resident + needed(steps, uses)
 
-    def _shared(self) -> tuple[int, ...] | None:
-        uses = [graph.uses for graph in self.calls.graphs]
-        return share(self.calls.steps, uses, self.budget_bytes - self.resident_bytes())
-
     def _refusal(self) -> BudgetError:
+        """With a budget that is kept: the plans that graphs happen to run by now do not count."""
         graphs, steps, resident = self.calls.graphs, self.calls.steps, self.resident_bytes()
+        for graph in graphs:
+            graph.leave_open(self.options.solve)
+        choice = _settled(graphs, lambda uses: [1 + o for o in smallest(steps, [u[1:] for u in uses])])
+        picked = _picked(graphs, choice or ())
         kept = [(f"kept by {g.name}", min(use.kept_bytes for use in g.uses)) for g in graphs]
         return BudgetError(
             self.budget_bytes,
-            resident + smallest(steps, [graph.uses for graph in graphs]),
+            resident + needed(steps, picked),
             step=f"{max(map(len, steps))} calls of {len(graphs)} graph{'s'[: len(graphs) - 1]} in one step",
             largest=tuple(sorted(kept, key=lambda k: -k[1])[:3]),
             resident_bytes=resident,
@@ -195,6 +186,20 @@ class Steps:
         leaves = [leaf() for call in kind for leaf in call.leaves]
         gradients = gradient_bytes(leaves, self.options.accumulate)
         return sum(read.values()) + gradients + _beside(read, self.calls.held)
+
+
+def _settled(
+    graphs: Sequence[Compiled], choose: Callable[[Sequence[Sequence[Use]]], Sequence[int] | None]
+) -> Sequence[int] | None:
+    """What ``choose`` picks among the graphs' uses, once it is known what the code of those plans needs."""
+    while (choice := choose([graph.uses for graph in graphs])) is not None:
+        if not any([graph.lower(number) for graph, number in zip(graphs, choice, strict=True)]):
+            break
+    return choice
+
+
+def _picked(graphs: Sequence[Compiled], choice: Sequence[int]) -> list[Use]:
+    return [graph.uses[number] for graph, number in zip(graphs, choice, strict=True)]
 
 
 def _beside(read: dict[int, int], calls: Sequence[Call[Compiled]]) -> int:

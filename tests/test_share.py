@@ -72,10 +72,17 @@ def test_the_choice_is_the_cheapest_that_fits(
 @given(steps())
 def test_the_smallest_budget_is_one_that_has_a_choice(step: tuple[list[list[int]], list[list[Use]]]) -> None:
     calls, uses = step
-    least = smallest(calls, uses)
+    least = needed(calls, picked(uses, smallest(calls, uses)))
     assert least == min(alive(calls, picked(uses, c)) for c in every_choice(uses))
     assert share(calls, uses, least) is not None
     assert least == 0 or share(calls, uses, least - 1) is None
+
+
+def test_a_byte_is_a_byte_however_large_the_budget() -> None:
+    least = 10**12
+    uses = [[Use(0, least + 1, 0, 0), Use(0, least + 100, 0, 0), Use(5, least, 0, 0)]]
+    assert share([[0]], uses, least) == (2,)
+    assert share([[0]], uses, least - 1) is None
 
 
 @settings(max_examples=100)

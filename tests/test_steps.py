@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -156,7 +157,10 @@ class Pretended:
         problem = replace(problem, lowering_bytes=self.more(plan))
         plan = judged(problem, plan)
         self.record(problem, plan)
-        return Made(one_node, problem, plan)
+        return Made(one_node, problem, plan, peak_of_code=self.peak_of_code)
+
+    def peak_of_code(self, plan: Plan) -> int:
+        return judged(self.problem, plan).peak_bytes + self.more(plan)
 
     def record(self, problem: Problem, plan: Plan) -> None:
         self.plans.append(plan)
@@ -176,23 +180,37 @@ def pretended_steps(
     return graphs
 
 
-@pytest.mark.parametrize(("budget", "more"), [(22, 0), (22, 1), (24, 2), (28, 3)])
+@pytest.mark.parametrize("more", [0, 1, 2, 3])
+@pytest.mark.parametrize("budget", [22, 24, 28])
 def test_plans_are_chosen_anew_by_what_their_code_is_found_to_need(budget: int, more: int) -> None:
     graphs = pretended_steps(budget, lambda plan: more if plan.cost_ns else 0)
     assert max(graph.plans[-1].peak_bytes for graph in graphs) <= budget
     assert any(graph.plans[-1].cost_ns for graph in graphs)
 
 
-def test_choosing_anew_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many rounds as it takes this one fits, see above."""
-    monkeypatch.setattr("rematc.steps.ROUNDS", 0)
-    with pytest.raises(rematc.BudgetError, match="2 calls of 2 graphs"):
-        pretended_steps(26, lambda plan: 3 if plan.cost_ns else 0)
+def test_plans_whose_code_fits_are_compiled_once() -> None:
+    graphs = pretended_steps(28, lambda plan: 3 if plan.cost_ns else 0)
+    kinds = [[next(group) for _, group in groupby(plan.saved for plan in graph.plans)] for graph in graphs]
+    assert max(map(len, kinds)) == 2  # alone, and with its share
 
 
 def test_code_that_never_fits_is_refused() -> None:
     with pytest.raises(rematc.BudgetError, match="2 calls of 2 graphs"):
         pretended_steps(30, lambda plan: 100 if plan.cost_ns else 0)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_the_smallest_budget_named_is_kept_by_the_code(seed: int) -> None:
+    """Code differs from plan to plan, and what a graph ran by before the budget was known does not count."""
+
+    def more(plan: Plan) -> int:
+        return (len(plan.saved) * 7 + plan.peak_bytes * 3 + seed * 5) % 9 - 2
+
+    with pytest.raises(rematc.BudgetError) as refused:
+        pretended_steps(7, more)
+    least = refused.value.minimum_bytes
+    graphs = pretended_steps(least, more)
+    assert max(graph.plans[-1].peak_bytes for graph in graphs) <= least
 
 
 def test_plans_for_each_alone_give_way_to_cheaper_ones_for_both() -> None:
