@@ -16,7 +16,7 @@ demo: $(STAMP) ## Train a model under a budget that it does not fit without rema
 	$(BIN)/python -m benchmarks.demo
 
 test: lint ## Lint, types, and all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: lint ## The same with the slow tests
 	$(BIN)/python -m pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
@@ -28,6 +29,13 @@ settings.load_profile("rematc")
 def _remove_cache() -> Iterator[None]:
     yield
     _cache.cleanup()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collect_what_is_new() -> None:
+    """What torch keeps from earlier files is no garbage; to look at it at each collection takes seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -75,13 +75,18 @@ def test_the_table_says_what_was_not_run() -> None:
     assert "1.50x" in text and "not run: no time left" in text
 
 
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")  # torch's, where its caches are off
 def test_it_runs_where_there_is_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def cells(_: Training) -> Iterator[Cell]:
         yield Cell(FREE, lambda _: "eager")
-        yield Cell("rematc, 60%", lambda b: rematc.backend(b, inner="eager", time_limit_s=1), 0.6)
-        yield Cell("rematc, 1%", lambda b: rematc.backend(b, inner="eager", time_limit_s=1), 0.01)
+        yield Cell(
+            "rematc, 60%", lambda b: rematc.backend(b, inner="eager", time_limit_s=1, measure_s=1), 0.6
+        )
+        yield Cell(
+            "rematc, 1%", lambda b: rematc.backend(b, inner="eager", time_limit_s=1, measure_s=1), 0.01
+        )
         yield Cell("checkpoint every layer", lambda _: "aot_eager", segment=1)
 
     monkeypatch.setattr(gpu, "cells", cells)

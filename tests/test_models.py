@@ -11,6 +11,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ import rematc
 from rematc.baselines import STRATEGIES
 from rematc.measure import measure
 from rematc.options import Options, SolveOptions
+from rematc.solve import solver
 from rematc.trace import plan_model
 from tests.zoo import ZOO, Case
 from tests.zoo_more import ALL
@@ -83,11 +85,12 @@ def reference(name: str) -> State:
 def limits(name: str, inner: Any = "eager") -> tuple[int, int, int]:
     """Resident bytes, the smallest budget, and the peak of the cheapest plan."""
     case, solve = ALL[name](), SolveOptions(time_limit_s=2)
+    tiny, free = (Options(budget, inner, solve=solve, measure_s=1.0) for budget in (1, None))
     torch._dynamo.reset()
-    with pytest.raises(rematc.BudgetError) as refused:
-        plan_model(case.model, case.inputs, case.loss, Options(1, inner, solve=solve))
-    _, free = plan_model(case.model, case.inputs, case.loss, Options(None, inner))
-    return refused.value.resident_bytes, refused.value.minimum_bytes, free.peak_bytes
+    with patch.object(solver, "LOWEST_S", 4.0), pytest.raises(rematc.BudgetError) as refused:
+        plan_model(case.model, case.inputs, case.loss, tiny)
+    _, plan = plan_model(case.model, case.inputs, case.loss, free)
+    return refused.value.resident_bytes, refused.value.minimum_bytes, plan.peak_bytes
 
 
 def budget_for(name: str, share: float | None, inner: Any = "eager") -> int | None:
@@ -112,7 +115,7 @@ def test_op_by_op_the_budget_bounds_the_peak_and_the_gradients_are_the_same(
 ) -> None:
     budget, resident, expected = budget_for(name, share), limits(name)[0], reference(name)
     case = ALL[name]()
-    backend = rematc.backend(budget, inner="eager", time_limit_s=2)
+    backend = rematc.backend(budget, inner="eager", time_limit_s=2, measure_s=1.0)
     run = compiled(case, backend)
     assert same_bits(state_after(case, run), expected)
     measured = peak_of(case, run)
@@ -172,7 +175,7 @@ def test_under_inductor_the_budget_bounds_the_peak_and_gradients_are_equal_withi
     expected = state_after(case, compiled(case, "aot_eager"))
     case = ALL[name]()
     silence_dropout(case)
-    backend = rematc.backend(budget, inner="inductor", time_limit_s=2)
+    backend = rematc.backend(budget, inner="inductor", time_limit_s=2, measure_s=1.0)
     run = compiled(case, backend)
     got = state_after(case, run)
     largest = max(float(e.abs().max()) for e in expected[1:-1] if e is not None and e.is_floating_point())
