@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from torch import fx
 
 from rematc import compat
@@ -15,8 +17,19 @@ def canonicalize(joint: fx.GraphModule, num_fwd_outputs: int) -> fx.GraphModule:
     """
     joint.graph.eliminate_dead_code()
     joint.graph = compat.common_subexpressions(joint.graph)
+    _merge_takers(joint.graph)
     joint.graph.lint()
     snapshot(joint, num_fwd_outputs)
     joint.graph.lint()
     joint.recompile()
     return joint
+
+
+def _merge_takers(graph: fx.Graph) -> None:
+    """One node for each result of an op: torch leaves equal ones apart where they are views of an output."""
+    first: dict[tuple[object, ...], fx.Node] = {}
+    for node in graph.find_nodes(op="call_function", target=operator.getitem):
+        kept = first.setdefault(node.args, node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            graph.erase_node(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -167,6 +168,19 @@ def test_equal_ops_are_merged_and_dead_ones_dropped_but_random_ones_stay() -> No
     assert targets.count("aten.sin.default") == 1
     assert targets.count("aten.tan.default") == 0
     assert targets.count("aten.native_dropout.default") == 2
+
+
+def test_a_result_taken_twice_is_one_value() -> None:
+    """Torch leaves the second `getitem` apart where the tuple is of views of what is returned."""
+
+    def model(x: Tensor) -> tuple[Tensor, Tensor]:
+        base = x.sin()
+        return base, base.chunk(2)[0].exp() * base.split(2)[0].cos()
+
+    joint, outputs = joint_of(model, images().requires_grad_())
+    takers = [n for n in calls(canonicalize(joint, outputs)) if n.target is operator.getitem]
+    assert len(takers) == len({n.args for n in takers}) > 0
+    capture(joint, outputs)
 
 
 def test_both_graphs_lint_and_recomputed_nodes_keep_their_metadata() -> None:

@@ -1,0 +1,130 @@
+"""Models made up at random: the same bits as without rematc, whatever is recomputed, within the budget."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from torch import Tensor
+
+import rematc
+from rematc.baselines import recompute_all
+from tests.programs import ROWS, WIDTH, Made, Program, programs
+
+State = list[Tensor]
+CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+quick = settings(max_examples=50, suppress_health_check=CHECKS)
+thorough = settings(max_examples=1000, suppress_health_check=CHECKS)
+
+# Programs that once failed.
+RETURNED_AND_SPLIT = Program((("turned", 0, 1), ("gelu", 0, 0), ("gelu", 0, 2), ("split", 1, 1)), (0, 2, 5))
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a:UserWarning"),
+]
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    make = torch.Generator().manual_seed(11)
+    return tuple(torch.randn(ROWS, WIDTH, generator=make, requires_grad=True) for _ in range(2))  # type: ignore[return-value]
+
+
+def loss_of(results: tuple[Tensor, ...]) -> Tensor:
+    return sum(((n + 1) * out).sin().sum() for n, out in enumerate(results))  # type: ignore[return-value]
+
+
+def two_steps(model: Made, run: Callable[..., Any], *, loss_inside: bool) -> State:
+    """Results, gradients, buffers and the generator, of each of two steps."""
+    x, y = inputs()
+    torch.manual_seed(5)
+    state: State = []
+    for _ in range(2):
+        out = run(x, y)
+        loss = out if loss_inside else loss_of(out)
+        if loss.requires_grad:
+            loss.backward()
+        state += [out] if loss_inside else list(out)
+        for leaf in (x, y, *model.parameters()):
+            state.append(torch.empty(0) if leaf.grad is None else leaf.grad)
+            leaf.grad = None
+        state += [buffer.clone() for buffer in model.buffers()]
+    return [*(t.detach() for t in state), torch.get_rng_state()]
+
+
+def compiled(program: Program, backend: Any, *, loss_inside: bool) -> tuple[Made, Callable[..., Any]]:
+    torch._dynamo.reset()
+    model = Made(program)
+    if loss_inside:
+        return model, torch.compile(lambda x, y: loss_of(model(x, y)), backend=backend)
+    return model, torch.compile(model, backend=backend)
+
+
+def assert_same_bits(program: Program, backend: Any, *, loss_inside: bool = False) -> None:
+    ours = two_steps(*compiled(program, backend, loss_inside=loss_inside), loss_inside=loss_inside)
+    theirs = two_steps(*compiled(program, "aot_eager", loss_inside=loss_inside), loss_inside=loss_inside)
+    for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert a.shape == b.shape and a.dtype == b.dtype, n
+        if not torch.equal(a, b):  # else they are equal but for NaN, in the same places
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg=f"tensor {n} of the state")
+
+
+def recomputes_all(program: Program) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        module = importlib.import_module("rematc.backend")
+        patch.setattr(module, "solve", lambda problem, options: recompute_all(problem))
+        assert_same_bits(program, rematc.backend(None, inner="eager", costs="roofline"))
+
+
+def keeps_its_smallest_budget(program: Program) -> None:
+    def backend(budget: int) -> Any:
+        return rematc.backend(budget, inner="eager", costs="roofline", time_limit_s=1.0)
+
+    _, run = compiled(program, backend(1), loss_inside=True)
+    try:
+        run(*inputs())
+        return  # nothing here has a gradient
+    except rematc.BudgetError as e:
+        refused = e
+    assert_same_bits(program, backend(refused.minimum_bytes), loss_inside=True)
+    model, run = compiled(program, backend(refused.minimum_bytes), loss_inside=True)
+    x, y = inputs()
+
+    def step() -> None:
+        run(x, y).backward()
+        for leaf in (x, y, *model.parameters()):
+            leaf.grad = None
+
+    peak_bytes = rematc.measure(step, warmup=1).peak_bytes
+    assert refused.resident_bytes + peak_bytes <= refused.minimum_bytes
+
+
+@quick
+@example(RETURNED_AND_SPLIT)
+@given(programs())
+def test_whatever_can_be_is_recomputed_to_the_same_bits(program: Program) -> None:
+    recomputes_all(program)
+
+
+@quick
+@given(programs())
+def test_the_smallest_budget_is_kept_and_the_bits_are_the_same(program: Program) -> None:
+    keeps_its_smallest_budget(program)
+
+
+@pytest.mark.slow
+@thorough
+@given(programs())
+def test_a_thousand_times_the_bits_are_the_same(program: Program) -> None:
+    recomputes_all(program)
+
+
+@pytest.mark.slow
+@thorough
+@given(programs())
+def test_a_thousand_times_the_smallest_budget_is_kept(program: Program) -> None:
+    keeps_its_smallest_budget(program)
