@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -137,7 +138,7 @@ class _Compiler:
 
     def __call__(self, inputs: Any, given: Given) -> Made:
         """Compile; raises errors of ours as they are."""
-        options, done = self.backend.options, list[Partitioned]()
+        options, done, before = self.backend.options, list[Partitioned](), sys.exc_info()[1]
         gm = fx.GraphModule(self.gm, copy.deepcopy(self.gm.graph))  # compilers change what they are given
         try:
             beside = options.reserve_bytes + optimizer_bytes(options.optimizer, inputs)
@@ -153,7 +154,7 @@ class _Compiler:
                 partitioner = Partitioner(options, done.append, state, given, planned=True)
                 run = compile_as_planned(gm, inputs, partitioner)
         except Exception as e:
-            if (ours := error_of_ours(e)) is not None and ours is not e:
+            if (ours := error_of_ours(e, before)) is not None and ours is not e:
                 raise ours from None
             raise
         if not done:

@@ -115,9 +115,12 @@ def refused(error: RematcError) -> Callable[..., Any]:
     return refuse
 
 
-def error_of_ours(error: BaseException | None) -> RematcError | None:
-    """The rematc error that caused ``error``, if one did."""
-    while error is not None:
+def error_of_ours(error: BaseException | None, before: BaseException | None = None) -> RematcError | None:
+    """The rematc error that caused ``error``, if one did.
+
+    ``before``: an error that was being handled when all this began is no cause of it.
+    """
+    while error is not None and error is not before:
         if isinstance(error, RematcError):
             return error
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__

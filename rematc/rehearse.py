@@ -9,6 +9,7 @@ stand for are added up.
 from __future__ import annotations
 
 import ast
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +18,13 @@ import torch
 
 from rematc import compat
 from rematc.costs import Call
+from rematc.errors import CaptureError
 from rematc.storages import storages
+
+NOT_KNOWN = (
+    "the code that Inductor writes for this model makes a result in a way that rematc can't follow\n"
+    '  what to try: inner="eager", which runs op by op'
+)
 
 
 class Rehearsal:
@@ -64,7 +71,8 @@ class Rehearsal:
     def play(self, source: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Run ``call(inputs)`` of the module ``source``; the results are held when it returns.
 
-        The list of inputs is the callee's, which empties it. Raises `ValueError` for code without ``call``.
+        The list of inputs is the callee's, which empties it. Raises `ValueError` for code without ``call``,
+        `CaptureError` for one that makes a result in a way that can't be followed.
         """
         names, made = _Names(self, inputs), list[Call]()
 
@@ -76,6 +84,8 @@ class Rehearsal:
             for statement in _body(source):
                 if isinstance(statement, ast.Return):
                     results = tuple(names.value_of(statement.value))
+                    if any(isinstance(value, _Silent) for value in results):
+                        raise CaptureError(NOT_KNOWN)
                     self.hold(results)
                     names.forget()
                     return results
@@ -122,7 +132,9 @@ class _Silent:
     def __call__(self, *_: Any, **__: Any) -> _Silent:
         return self
 
-    def __getattr__(self, _: str) -> _Silent:
+    def __getattr__(self, name: str) -> _Silent:
+        if name.startswith("__"):  # torch asks whether it is a tensor of a kind of its own
+            raise AttributeError(name)
         return self
 
 
@@ -136,10 +148,14 @@ class _Extern:
         return getattr(torch.ops.aten, name, _Silent())
 
 
-_KNOWN = {
+_KNOWN = {  # what stands above the function, as far as tensors are made with it
     "extern_kernels": _Extern(),
     "torch": torch,
     "aten": torch.ops.aten,
+    "inductor_ops": torch.ops.inductor,
+    "device": torch.device,
+    **{name: getattr(math, name) for name in ("inf", "nan")},
+    "math": math,
     "reinterpret_tensor": lambda t, size, stride, offset=0: torch.as_strided(t, size, stride, offset),
 }
 

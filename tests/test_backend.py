@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +55,24 @@ def test_a_plan_that_costs_more_than_a_forward_pass_is_warned_of(caplog: pytest.
     torch._dynamo.reset()
     torch.compile(deep, backend=eager(least))(x)
     assert "times as long as the forward pass" in caplog.text
+
+
+def test_a_refusal_that_is_being_handled_is_not_taken_for_the_cause_of_another_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who tries again with what was named does so in the handler."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("of somebody else")
+
+    try:
+        torch.compile(net(), backend=eager(1000))(batch())
+    except rematc.BudgetError as e:
+        monkeypatch.setattr(sys.modules["rematc.backend"], "partition", broken)
+        with pytest.raises(Exception, match="of somebody else"):
+            torch.compile(net(), backend=eager(e.minimum_bytes))(batch())
+    else:
+        pytest.fail("was not refused")
 
 
 def test_the_smallest_budget_named_is_kept() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from rematc.errors import CaptureError
 from rematc.rehearse import Rehearsal
 
 BYTES = torch.int8
@@ -111,3 +112,13 @@ def test_nothing_is_allocated_for_fake_tensors() -> None:
 def test_code_without_call_is_refused() -> None:
     with pytest.raises(ValueError, match="no function call"):
         Rehearsal(()).play("x = 1", [])
+
+
+def test_a_device_and_numbers_that_the_code_names_are_what_they_are() -> None:
+    made = "y = torch.ops.aten.full.default([4], -inf, dtype=torch.float32, device=device(type='cpu'))"
+    assert played(f"{made}\nreturn (y, )") == (16, 16)
+
+
+def test_a_result_that_nobody_knows_the_making_of_is_no_result_of_no_bytes() -> None:
+    with pytest.raises(CaptureError, match="can't follow"):
+        played("y = kernel_that_returns(x0)\nreturn (y, )", of(4))
