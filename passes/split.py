@@ -8,6 +8,7 @@ from rematc import compat
 from rematc.capture import Capture, is_symbolic
 from rematc.passes.replay import replay
 from rematc.plan import Plan
+from rematc.schedule import one_of_each_storage
 
 
 def split(
@@ -18,6 +19,7 @@ def split(
     Inputs and outputs are in AOTAutograd's order (torch's own function makes the two modules); the
     bodies are then replayed step by step as the plan has them. Both graphs are linted.
     """
+    plan = one_of_each_storage(captured.graph, plan)
     saved = [captured.value_nodes[v] for v in plan.saved]
     nodes = _primals_read_in_backward(captured, plan) + [n for n in saved if n is not None]
     tensors = [n for n in nodes if not is_symbolic(n.meta.get("val"))]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rematc.graph import Graph
+from rematc.plan import Plan
 
 
 def just_in_time(graph: Graph, saved: Iterable[int]) -> tuple[int, ...]:
@@ -28,3 +31,36 @@ def just_in_time(graph: Graph, saved: Iterable[int]) -> tuple[int, ...]:
             steps.append(op)
             at_hand.update(graph.ops[op].outputs)
     return tuple(steps)
+
+
+def one_of_each_storage(graph: Graph, plan: Plan) -> Plan:
+    """The same plan with one saved value at most for each storage.
+
+    Of several, that is the one that the others are views of; those are taken again where they are first read.
+    A compiler that is given two tensors on one memory may write to it through the one while the other is
+    still to be read: Inductor does.
+
+    >>> from rematc.graph import Op, Value
+    >>> on = {"x": 0, "a": 1, "row": 1, "dy": 2, "dx": 3}
+    >>> g = Graph((8, 8, 4, 8), tuple(Value(name, storage) for name, storage in on.items()),
+    ...           (Op("f", "sin", (0,), (1,)), Op("v", "select", (1,), (2,)),
+    ...            Op("h", "mul", (1, 2, 3), (4,), phase="backward")), (0,), (3,), (1,), (4,))
+    >>> plan = one_of_each_storage(g, Plan(saved=(1, 2), backward=(2,)))
+    >>> plan.saved, plan.backward
+    ((1,), (1, 2))
+    """
+    storage = [value.storage for value in graph.values]
+    count = Counter(storage[v] for v in plan.saved)
+    made = (v for i, op in enumerate(graph.ops) if i not in graph.views for v in reversed(op.outputs))
+    owner = {storage[v]: v for v in made}
+    saved = tuple(dict.fromkeys(owner.get(storage[v], v) if count[storage[v]] > 1 else v for v in plan.saved))
+    if saved == plan.saved:
+        return plan
+    at_hand = {*graph.inputs, *graph.tangents, *saved}
+    steps: list[int] = []
+    for inputs, then in [*((graph.ops[i].inputs, (i,)) for i in plan.backward), (graph.gradients, ())]:
+        again = graph.ancestors([v for v in inputs if v not in at_hand], stop=at_hand)
+        for i in (*sorted(again), *then):
+            steps.append(i)
+            at_hand.update(graph.ops[i].outputs)
+    return replace(plan, saved=saved, backward=tuple(steps))

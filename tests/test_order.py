@@ -66,10 +66,23 @@ def test_no_plan_goes_below_what_the_neediest_op_needs(problem: Problem) -> None
 @settings(max_examples=150)
 @given(problems())
 def test_the_best_order_is_never_worse_than_the_graph_s_own(problem: Problem) -> None:
-    """And it is one of those that run."""
+    """And it is one of those that run. At a budget that nothing fits, that is."""
     tried = needs(problem, every_order(problem))
-    best, own = tried[best_order(problem)], tried[problem.graph.backward_steps]
+    best, own = tried[best_order(problem.with_budget(1))], tried[problem.graph.backward_steps]
     assert best[0] <= own[0] and best[1] <= own[1]
+
+
+@settings(max_examples=150)
+@given(problems())
+def test_where_everything_fits_in_some_order_nothing_is_recomputed(problem: Problem) -> None:
+    tried = needs(problem, orders(problem))
+    lightest = min(tried, key=lambda order: tried[order][1])
+    fits = judged(problem, kept(problem, lightest))
+    own_bytes = tried[problem.graph.backward_steps][1]
+    if tried[lightest][1] < 0.98 * own_bytes:
+        limited = problem.with_budget(fits.peak_bytes)
+        assert tried[best_order(limited)][1] == tried[lightest][1]
+        assert solver.solve(limited).cost_ns == 0 or len(problem.graph.ops) <= solver.EXACT_OPS
 
 
 def test_where_it_differs_the_best_order_is_often_the_best_there_is() -> None:

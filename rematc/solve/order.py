@@ -11,8 +11,10 @@ from dataclasses import replace
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
+from rematc.solve.expand import expand, keep_all
 from rematc.solve.list_scheduling import RULES, Ties, listed
-from rematc.solve.reduce import reduce_each
+from rematc.solve.merge import unmerged
+from rematc.solve.reduce import reduce, reduce_each
 from rematc.solve.spans import loads
 
 Order = tuple[int, ...]
@@ -28,17 +30,28 @@ def orders(problem: Problem) -> list[Order]:
 def best_order(problem: Problem) -> Order:
     """The order to solve for: the graph's own, or one that needs no more in any way and `ENOUGH` less in one.
 
-    An order is judged by what backward needs at the least, whatever the plan, and with everything kept.
+    An order is judged by what backward needs at the least, whatever the plan, and with everything kept. Where
+    everything can be kept the first does not matter.
     """
     tried = needs(problem, orders(problem))
     own, *others = tried
     enough = [max(1, ENOUGH * (n - problem.base_bytes)) for n in tried[own]]
+    lightest = min(tried, key=lambda order: tried[order][1])
+    if tried[lightest][1] <= tried[own][1] - enough[1] and _keeps_all(problem, lightest):
+        return lightest
 
     def saved(order: Order) -> list[float]:
         return [(a - b) / e for a, b, e in zip(tried[own], tried[order], enough, strict=True)]
 
     better = [order for order in others if min(saved(order)) >= 0 and max(saved(order)) >= 1]
     return max(better, key=lambda order: sum(saved(order)), default=own)
+
+
+def _keeps_all(problem: Problem, order: Order) -> bool:
+    """Does everything fit the budget in this order?"""
+    budget, problem = problem.budget_bytes, reordered(problem, order)
+    whole = unmerged(reduce(problem))
+    return budget is None or expand(problem, whole, keep_all(whole.core)).plan.peak_bytes <= budget
 
 
 def needs(problem: Problem, orders: list[Order]) -> dict[Order, tuple[int, int]]:
