@@ -160,6 +160,8 @@ class _Compiler:
         if not done:
             return Made(run)
         plan, forward_ns = done[-1].plan, done[-1].problem.forward_ns
+        if plan.status == "greedy":
+            log.warning("%s", plan.notes[0])
         if plan.cost_ns > forward_ns:  # said where it is trained so; explain shows the figure
             log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
         self.record(done[-1].problem, plan)

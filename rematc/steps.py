@@ -42,7 +42,8 @@ class Steps:
         graph = Compiled(compile, self._first(compile, inputs))
 
         def forward(*args: Any) -> Any:
-            if graph.made.plan is None or compat.is_in_backward():  # a checkpoint runs it again: as it was
+            # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
+            if graph.made.plan is None or compat.is_in_backward() or any(map(compat.is_fake, args)):
                 return graph.made.run(*args)
             self._begin(graph, args)
             results = graph.made.run(*args)

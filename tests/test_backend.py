@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import rematc
+from rematc.baselines import save_all
 from rematc.measure import measure
+from rematc.solve import solver
 from tests.small import (
     SEED,
     Block,
@@ -55,6 +57,17 @@ def test_a_plan_that_costs_more_than_a_forward_pass_is_warned_of(caplog: pytest.
     torch._dynamo.reset()
     torch.compile(deep, backend=eager(least))(x)
     assert "times as long as the forward pass" in caplog.text
+
+
+def test_a_plan_that_is_only_the_greedy_one_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["rematc.backend"]
+    monkeypatch.setattr(
+        module, "solve", lambda problem, _: solver._fallen_back(save_all(problem.with_budget(None)))
+    )
+    torch.compile(net(), backend=eager("1GB"))(batch())
+    assert "found no cheaper plan within the time limit" in caplog.text
 
 
 def test_a_refusal_that_is_being_handled_is_not_taken_for_the_cause_of_another_error(

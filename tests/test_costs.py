@@ -270,3 +270,15 @@ def test_compiling_under_a_profiler_warns_and_leaves_the_profile_whole(
     seen = {event.key for event in theirs.key_averages()}
     assert {"aten::addmm", "aten::tan"} <= seen
     assert model.weight.grad is not None
+
+
+def test_of_processes_that_begin_at_once_all_use_what_the_first_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def calibrate(device: torch.device) -> Rates:
+        monkeypatch.setattr(rates, "calibrate", lambda _: RATES)
+        rates_of(CPU, tmp_path)  # another process, while this one measures
+        return replace(RATES, matmul=2 * RATES.matmul)
+
+    monkeypatch.setattr(rates, "calibrate", calibrate)
+    assert rates_of(CPU, tmp_path) == RATES

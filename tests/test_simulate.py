@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rematc.baselines import recompute_all
 from rematc.errors import PlanError
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -282,3 +283,12 @@ def test_less_memory_costs_more() -> None:
     found = [oracle.search(problem.with_budget(b)) for b in (48, 49, 51)]
     assert [f and f.cost_ns for f in found] == [4, 2, 0]
     assert oracle.search(problem.with_budget(47)) is None
+
+
+def test_a_bound_of_other_costs_is_dropped() -> None:
+    problem = chain(6, ns=100)
+    plan = recompute_all(problem)
+    dearer = replace(plan, bound_ns=plan.cost_ns + 1)
+    assert judged(problem, dearer).bound_ns == 0
+    validate(problem, judged(problem, dearer))
+    assert judged(problem, replace(plan, bound_ns=plan.cost_ns)).bound_ns == plan.cost_ns

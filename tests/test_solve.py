@@ -90,14 +90,13 @@ def test_the_same_problem_gives_the_same_plan() -> None:
     assert (first.saved, first.backward) == (second.saved, second.backward)
 
 
-def test_when_the_time_is_up_the_greedy_plan_is_given_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_when_the_time_is_up_the_greedy_plan_is_given_and_says_so() -> None:
     problem = chain(60, ns=100)
     budget = save_all_peak(problem) // 8
     plan = solve(problem.with_budget(budget), SolveOptions(time_limit_s=0.01))
     validate(problem.with_budget(budget), plan)
     assert plan.status == "greedy"
     assert "greedy" in plan.notes[0]
-    assert "greedy" in caplog.text
 
 
 def test_every_plan_tells_its_numbers() -> None:

@@ -53,15 +53,19 @@ def rates_of(device: torch.device, folder: Path | None) -> Rates:
     """The rates of ``device``: read from ``folder`` if they are there, else measured and kept.
 
     A file that can't be read is measured anew; a folder that can't be written is passed over with a
-    warning. ``folder=None`` keeps nothing.
+    warning. ``folder=None`` keeps nothing. Of several processes that begin at once, as ranks do, all use
+    what the first has kept.
     """
     path = None if folder is None else folder / f"rates-{device_name(device)}.json"
+    was_there = path is not None and path.exists()
     if path is not None and (data := cache.load(path, FORMAT)) is not None:
         if (kept := _rates(data)) is not None:
             return kept
         cache.damaged(path, "no rates in it")
     rates = calibrate(device)
     if path is not None:
+        if not was_there and path.exists():
+            return rates_of(device, folder)
         cache.keep(path, {"format": FORMAT, "rates": asdict(rates)})
     return rates
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 
@@ -24,13 +23,15 @@ from rematc.solve.refine import Refined, complete
 from rematc.solve.search import Found, search
 from rematc.solve.spans import tightest
 
-log = logging.getLogger(__name__)
-
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
 LOWEST_S = 20.0  # for the smallest budget that can be met
 DEFAULT = SolveOptions()
+FALLEN_BACK = (
+    "the MILP found no cheaper plan within the time limit; this is the greedy one; "
+    "a longer time_limit_s may find a cheaper one"
+)
 
 
 def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: int | None = None) -> Plan:
@@ -161,9 +162,7 @@ def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:
 
 
 def _fallen_back(plan: Plan) -> Plan:
-    note = "the MILP found no cheaper plan within the time limit; this is the greedy one"
-    log.warning("%s; a longer time_limit_s may find a cheaper one", note)
-    return replace(plan, status="greedy", notes=(note,))
+    return replace(plan, status="greedy", notes=(FALLEN_BACK,))
 
 
 def refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
