@@ -135,12 +135,14 @@ def simulate(problem: Problem, plan: Plan) -> Profile:
 def judged(problem: Problem, plan: Plan) -> Plan:
     """``plan`` with its peak, cost, budget and digest filled in from the simulation.
 
-    A bound above the cost was proven of other costs, and is dropped.
+    A bound above the cost was proven of other costs: it is dropped, and with it what was proven.
     """
     profile = simulate(problem, plan)
+    if plan.bound_ns > profile.recompute_ns:
+        status = "feasible" if plan.status == "optimal" else plan.status
+        plan = replace(plan, bound_ns=0, status=status)
     return replace(
         plan,
-        bound_ns=plan.bound_ns if plan.bound_ns <= profile.recompute_ns else 0,
         cost_ns=profile.recompute_ns,
         peak_bytes=profile.peak_bytes,
         budget_bytes=problem.budget_bytes,
