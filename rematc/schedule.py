@@ -34,7 +34,7 @@ def just_in_time(graph: Graph, saved: Iterable[int]) -> tuple[int, ...]:
 
 
 def one_of_each_storage(graph: Graph, plan: Plan) -> Plan:
-    """The same plan with one saved value at most for each storage.
+    """The same plan with one saved value at most for each storage; inputs are nobody's to overwrite.
 
     Of several, that is the one that the others are views of; those are taken again where they are first read.
     A compiler that is given two tensors on one memory may write to it through the one while the other is
@@ -51,9 +51,17 @@ def one_of_each_storage(graph: Graph, plan: Plan) -> Plan:
     """
     storage = [value.storage for value in graph.values]
     count = Counter(storage[v] for v in plan.saved)
-    made = (v for i, op in enumerate(graph.ops) if i not in graph.views for v in reversed(op.outputs))
-    owner = {storage[v]: v for v in made}
-    saved = tuple(dict.fromkeys(owner.get(storage[v], v) if count[storage[v]] > 1 else v for v in plan.saved))
+    owners: dict[int, list[int]] = {}  # several, where an op makes two values on one storage
+    for i, op in enumerate(graph.ops):
+        for v in op.outputs if i not in graph.views else ():
+            owners.setdefault(storage[v], []).append(v)
+
+    def owner(v: int) -> int:
+        known = owners.get(storage[v], []) if count[storage[v]] > 1 else []
+        views_of = (o for o in known if graph.ancestors([v], stop={*graph.inputs, o}) <= graph.views)
+        return next(views_of, v)
+
+    saved = tuple(dict.fromkeys(map(owner, plan.saved)))
     if saved == plan.saved:
         return plan
     at_hand = {*graph.inputs, *graph.tangents, *saved}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -15,7 +16,8 @@ from rematc.mincut import CHEAP, base_name, cheapest_cut
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.simulate import validate
+from rematc.schedule import one_of_each_storage
+from rematc.simulate import judged, validate
 from tests import oracle
 from tests.graphs import Builder, budgets, chain, problems, skip
 
@@ -200,3 +202,21 @@ def test_a_model_without_numbers_is_cut_into_slices() -> None:
 def test_segments_of_no_layer_are_refused() -> None:
     with pytest.raises(OptionError, match="at least 1"):
         every(0)
+
+
+@by_name
+@settings(max_examples=60, deadline=None)
+@given(problem=problems())
+def test_with_one_value_saved_for_each_storage_a_plan_needs_and_costs_the_same(
+    name: str, problem: Problem
+) -> None:
+    made = plan(name, problem)
+    graph = problem.graph
+    single = one_of_each_storage(graph, made)
+    assert judged(problem, replace(single, digest="")).peak_bytes == made.peak_bytes
+    assert judged(problem, replace(single, digest="")).cost_ns == made.cost_ns
+    on = {graph.values[v].storage: v for v in reversed(single.saved)}
+    for v in (v for v in single.saved if graph.values[v].storage not in graph.resident):
+        # of those on one storage none is a view of another
+        first = on[graph.values[v].storage]
+        assert v == first or not graph.ancestors([v], stop={*graph.inputs, first}) <= graph.views
