@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from rematc.costs import Call
 from rematc.errors import CaptureError
 from rematc.storages import storages
 
+BUFFER = "buf"  # what Inductor calls the tensors that its code makes
 NOT_KNOWN = (
-    "the code that Inductor writes for this model makes a result in a way that rematc can't follow\n"
+    "the code that Inductor writes for this model makes a tensor in a way that rematc can't follow\n"
     '  what to try: inner="eager", which runs op by op'
 )
 
@@ -72,7 +73,7 @@ class Rehearsal:
         """Run ``call(inputs)`` of the module ``source``; the results are held when it returns.
 
         The list of inputs is the callee's, which empties it. Raises `ValueError` for code without ``call``,
-        `CaptureError` for one that makes a result in a way that can't be followed.
+        `CaptureError` for one that makes a tensor in a way that can't be followed: it would count as nothing.
         """
         names, made = _Names(self, inputs), list[Call]()
 
@@ -84,8 +85,7 @@ class Rehearsal:
             for statement in _body(source):
                 if isinstance(statement, ast.Return):
                     results = tuple(names.value_of(statement.value))
-                    if any(isinstance(value, _Silent) for value in results):
-                        raise CaptureError(NOT_KNOWN)
+                    _check_known(results)
                     self.hold(results)
                     names.forget()
                     return results
@@ -112,6 +112,7 @@ class _Names:
         exec(compile(ast.Module([statement], []), "call", "exec"), self.names)
         touched = dict.fromkeys(n.id for n in ast.walk(statement) if isinstance(n, ast.Name))
         now = {name: _frozen(self.names[name]) for name in touched if dict.__contains__(self.names, name)}
+        _check_known(value for name, value in now.items() if name.startswith(BUFFER))
         changed = [n for n in touched if now.get(n) is not self.held.get(n)]
         self.rehearsal.hold([now.get(n) for n in changed])
         self.rehearsal.release([self.held.pop(n, None) for n in changed])
@@ -136,6 +137,11 @@ class _Silent:
         if name.startswith("__"):  # torch asks whether it is a tensor of a kind of its own
             raise AttributeError(name)
         return self
+
+
+def _check_known(values: Iterable[Any]) -> None:
+    if any(isinstance(value, _Silent) for value in values):
+        raise CaptureError(NOT_KNOWN)
 
 
 _MAKERS = (torch.ops.aten.empty_strided.default, torch.ops.aten.as_strided.default)

@@ -119,6 +119,8 @@ def test_a_device_and_numbers_that_the_code_names_are_what_they_are() -> None:
     assert played(f"{made}\nreturn (y, )") == (16, 16)
 
 
-def test_a_result_that_nobody_knows_the_making_of_is_no_result_of_no_bytes() -> None:
+@pytest.mark.parametrize("last", ["return (buf0, )", "kernel(buf0)\ndel buf0\nreturn (x0, )"])
+def test_a_tensor_that_nobody_knows_the_making_of_is_none_of_no_bytes(last: str) -> None:
     with pytest.raises(CaptureError, match="can't follow"):
-        played("y = kernel_that_returns(x0)\nreturn (y, )", of(4))
+        played(f"buf0 = kernel_that_returns(x0)\n{last}", of(4))
+    assert played("stream0 = get_raw_stream(0)\nkernel(x0, stream0)\nreturn (x0, )", of(4)) == (4, 4)
