@@ -133,14 +133,14 @@ class Steps:
 
         choice = shared()
         if choice is None:  # as it is guessed: the code of the smallest plans may need less
-            refusal = self._refusal()
+            least_bytes = self._smallest()
             choice = shared()
             if choice is None:
-                raise refusal
+                raise self._refusal(least_bytes)
         mine, picked = graphs.index(graph), _picked(graphs, choice)
         graph.choose(choice[mine], args, resident + beside(steps, picked, mine))
         if all(g.is_chosen for g in graphs) and self._count() > self.budget_bytes:
-            raise self._refusal()
+            raise self._refusal(self._smallest())
 
     def _count(self) -> int:
         """Each graph's peak is that of the step while it runs; returns the most that any step needs."""
@@ -150,20 +150,25 @@ class Steps:
             graph.count(resident + beside(steps, uses, n))
         return resident + needed(steps, uses)
 
-    def _refusal(self) -> BudgetError:
-        """With a budget that is kept: the plans that graphs happen to run by now do not count."""
-        graphs, steps, resident = self.calls.graphs, self.calls.steps, self.resident_bytes()
+    def _smallest(self) -> int:
+        """The smallest budget that is kept. The plans that graphs happen to run by now do not count; all are
+        left open.
+        """
+        graphs, steps = self.calls.graphs, self.calls.steps
         for graph in graphs:
             graph.leave_open(self.options.solve)
         choice = _settled(graphs, lambda uses: [1 + o for o in smallest(steps, [u[1:] for u in uses])])
-        picked = _picked(graphs, choice or ())
+        return self.resident_bytes() + needed(steps, _picked(graphs, choice or ()))
+
+    def _refusal(self, least_bytes: int) -> BudgetError:
+        graphs, steps = self.calls.graphs, self.calls.steps
         kept = [(f"kept by {g.name}", min(use.kept_bytes for use in g.uses)) for g in graphs]
         return BudgetError(
             self.budget_bytes,
-            resident + needed(steps, picked),
+            least_bytes,
             step=f"{max(map(len, steps))} calls of {len(graphs)} graph{'s'[: len(graphs) - 1]} in one step",
             largest=tuple(sorted(kept, key=lambda k: -k[1])[:3]),
-            resident_bytes=resident,
+            resident_bytes=self.resident_bytes(),
         )
 
     def resident_bytes(self) -> int:
