@@ -161,7 +161,7 @@ class _Compiler:
             return Made(run)
         plan, forward_ns = done[-1].plan, done[-1].problem.forward_ns
         if plan.status == "greedy":
-            log.warning("%s", plan.notes[0])
+            log.warning("%s", "; ".join(plan.notes))
         if plan.cost_ns > forward_ns:  # said where it is trained so; explain shows the figure
             log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
         self.record(done[-1].problem, plan)
@@ -219,7 +219,7 @@ def partition(
     folder = cache_folder()
     target = target_of(joint, options, folder)
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
-    posed, above = problem, None
+    posed, peak_of_code = problem, None
     known = given.plan or plans.load(problem, options.solve, folder)
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode
@@ -228,11 +228,7 @@ def partition(
             known = min_cut(problem)
         peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
         fitted = fit(problem, options.solve, peak, known)
-        problem, plan = fitted.problem, fitted.plan
-
-        def above(plan: Plan) -> int:
-            return peak(plan) - posed.resident_bytes
-
+        problem, plan, peak_of_code = fitted.problem, fitted.plan, peak.above_resident
     else:
         plan = judged(problem, known) if known else solve(problem, options.solve)
         validate(problem, plan)
@@ -242,7 +238,7 @@ def partition(
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
-    return Partitioned(forward, backward, problem, plan, above)
+    return Partitioned(forward, backward, problem, plan, peak_of_code)
 
 
 def pose(

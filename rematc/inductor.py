@@ -100,7 +100,11 @@ class PeakOfCode:
     known: dict[Hashable, int] = field(default_factory=dict)
 
     def __call__(self, plan: Plan) -> int:
-        """Lower both graphs of ``plan`` and rehearse their code."""
+        """What its code needs, resident included."""
+        return self.problem.resident_bytes + self.above_resident(plan)
+
+    def above_resident(self, plan: Plan) -> int:
+        """Lower both graphs of ``plan`` and rehearse their code: what it needs, resident not included."""
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
         inputs = _inputs(forward)
         with compat.fake_mode_of(inputs):
@@ -115,8 +119,7 @@ class PeakOfCode:
             rehearsal.release(saved)
             rehearsal.play(code, [*saved, *tangents])
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
-        needed = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), end_bytes)
-        return self.problem.resident_bytes + needed
+        return max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), end_bytes)
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         with _as_planned(module) if self.planned else nullcontext():

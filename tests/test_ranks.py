@@ -1,4 +1,4 @@
-"""Two processes that train together, over gloo: gradients are those of both, and each keeps its budget."""
+"""Two processes that train together, over gloo: gradients are those of both, and each plans by its budget."""
 
 from __future__ import annotations
 
