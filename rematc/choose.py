@@ -1,8 +1,8 @@
 """Plans of one graph to choose from where it is not alone: small while it runs, or small while others do.
 
 What a graph keeps between its forward and its backward pass is there while other graphs of the step run. To
-have plans that keep little, the problem gets one more backward op, the first, that takes as much as the
-others might: no plan can do with a budget that its peak, or what it keeps and that op, exceeds.
+have plans that keep little, as much is taken meanwhile (`Problem.meanwhile_bytes`) as the others might: no
+plan can do with a budget that its peak, or what it keeps and that, exceeds.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rematc.errors import BudgetError
-from rematc.graph import Op, Value
 from rematc.options import SolveOptions
 from rematc.pareto import spread
 from rematc.plan import Plan
-from rematc.problem import OpCost, Problem
+from rematc.problem import Problem
 from rematc.simulate import judged
 from rematc.solve import solve
 
@@ -53,27 +52,9 @@ def _keeping_less(problem: Problem, peak_bytes: int, options: SolveOptions) -> I
             plan = solve(_paused(problem, max(0, taken)).with_budget(peak_bytes), options)
         except BudgetError:
             continue
-        yield _resumed(problem, plan)
+        yield judged(problem, replace(plan, digest=""))
 
 
 def _paused(problem: Problem, taken_bytes: int) -> Problem:
-    """``problem`` with an op before all others of the backward pass that takes ``taken_bytes``."""
-    graph, at = problem.graph, len(problem.graph.forward)
-    go = len(graph.values)  # a value of no bytes that all others wait for
-    pause = Op("meanwhile", "rematc.meanwhile", (), (go,), "backward", needed="other graphs run")
-    waiting = (replace(op, inputs=(*op.inputs, go)) for op in graph.ops[at:])
-    graph = replace(
-        graph,
-        storage_bytes=(*graph.storage_bytes, 0),
-        values=(*graph.values, Value("go", len(graph.storage_bytes))),
-        ops=(*graph.ops[:at], pause, *waiting),
-    )
-    costs = (*problem.costs[:at], OpCost(0, taken_bytes), *problem.costs[at:])
-    return replace(problem, graph=graph, costs=costs)
-
-
-def _resumed(problem: Problem, plan: Plan) -> Plan:
-    """The plan without that op."""
-    at = len(problem.graph.forward)
-    backward = tuple(i - (i > at) for i in plan.backward if i != at)
-    return judged(problem, replace(plan, backward=backward, digest=""))
+    """``problem`` with as much as that taken between the passes, if not more."""
+    return replace(problem, meanwhile_bytes=max(problem.meanwhile_bytes, taken_bytes))

@@ -35,7 +35,8 @@ class Problem:
     limit. ``epilogue_bytes`` is needed on top of what is alive when the last op has run (autograd
     copies a gradient whose strides are not its parameter's). ``lowering_bytes`` is what the code that the
     step was lowered to needs on top of what the graph says, or less than that if below zero; it is learned
-    by lowering a plan.
+    by lowering a plan. ``meanwhile_bytes`` are taken between the passes, on top of what is kept for backward:
+    by a loss that is computed outside of the graph; known once a step was seen.
 
     Raises `ProblemError` where the parts contradict each other.
 
@@ -52,6 +53,7 @@ class Problem:
     resident_bytes: int = 0
     epilogue_bytes: int = 0
     lowering_bytes: int = 0
+    meanwhile_bytes: int = 0
 
     def __post_init__(self) -> None:
         check(self)
@@ -93,7 +95,7 @@ class Problem:
                 "budget_bytes": self.budget_bytes,
                 "resident_bytes": self.resident_bytes,
                 "epilogue_bytes": self.epilogue_bytes,
-                **({"lowering_bytes": self.lowering_bytes} if self.lowering_bytes else {}),
+                **{key: size for key in _ABSENT if (size := getattr(self, key))},
                 "storage_bytes": g.storage_bytes,
                 "values": [[v.name, v.storage] for v in g.values],
                 "ops": [
@@ -153,12 +155,14 @@ def check(problem: Problem) -> None:
     if len(problem.costs) != len(g.ops):
         raise ProblemError(f"{len(g.ops)} ops but {len(problem.costs)} costs")
     sizes = [*g.storage_bytes, *(c.runtime_ns for c in problem.costs)]
-    sizes += [problem.resident_bytes, problem.epilogue_bytes]
+    sizes += [problem.resident_bytes, problem.epilogue_bytes, problem.meanwhile_bytes]
     sizes += [c.workspace_bytes for c in problem.costs]
     if any(not isinstance(x, int) or x < 0 for x in sizes):
         raise ProblemError("sizes and times must be whole numbers, not below zero")
     if not isinstance(problem.lowering_bytes, int):
         raise ProblemError("lowering_bytes must be a whole number")
+    if problem.meanwhile_bytes and not any(op.phase == "backward" for op in g.ops):
+        raise ProblemError("meanwhile_bytes are taken before the backward pass, and there is none")
     if any(not 0 <= v.storage < len(g.storage_bytes) for v in g.values):
         raise ProblemError("a value stands in a storage that does not exist")
     made = {*g.inputs, *g.tangents}
@@ -222,12 +226,13 @@ _PROBLEM = {
     "resident_bytes": WHOLE,
     "epilogue_bytes": WHOLE,
     "lowering_bytes": Kind("a whole number", _is_integer),
+    "meanwhile_bytes": WHOLE,
     "storage_bytes": WHOLES,
     "values": list_of("pairs of a name and a storage", _is_pair),
     "ops": list_of("objects", lambda x: isinstance(x, dict)),
     **dict.fromkeys(_ENDS, WHOLES),
 }
-_ABSENT = {"lowering_bytes": 0}  # what need not be there, and what it is then
+_ABSENT = {"lowering_bytes": 0, "meanwhile_bytes": 0}  # what need not be there, and what it is then
 _OP = {
     "name": TEXT,
     "target": TEXT,

@@ -14,6 +14,9 @@ from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 
+BETWEEN = -1  # the step of a peak between forward and backward
+OUTSIDE = "what is taken outside of the graph"
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -29,12 +32,14 @@ class Profile:
     """Live bytes at each step of a plan, resident (and lowering, see `Problem`) included.
 
     ``live_bytes[i]`` counts what is alive while ``steps[i]`` runs, its workspace too;
-    ``end_bytes`` what is needed once the last has run. ``at_peak`` lists (value name, bytes),
-    largest first, ``peak_step`` is the index of the step (``len(steps)``: the end).
+    ``between_bytes`` what is needed when forward is over and backward has not begun, ``end_bytes`` once the
+    last has run. ``at_peak`` lists (value name, bytes), largest first, ``peak_step`` is the index of the step
+    (``len(steps)``: the end, `BETWEEN`: between the passes).
     """
 
     steps: tuple[Step, ...]
     live_bytes: tuple[int, ...]
+    between_bytes: int
     end_bytes: int
     peak_bytes: int
     peak_step: int
@@ -43,6 +48,8 @@ class Profile:
 
     def peak_name(self, graph: Graph) -> str:
         """Name of the op at the peak."""
+        if self.peak_step == BETWEEN:
+            return "what runs between forward and backward"
         if self.peak_step == len(self.steps):
             return "end of backward"
         return graph.ops[self.steps[self.peak_step].op].name
@@ -129,7 +136,7 @@ def simulate(problem: Problem, plan: Plan) -> Profile:
     held += [tangents[v] for v in graph.held]
     for instance in held:
         instance.death = end
-    return _profile(problem, walk, end)
+    return _profile(problem, walk, boundary, end)
 
 
 def judged(problem: Problem, plan: Plan) -> Plan:
@@ -196,7 +203,7 @@ def _check_order(graph: Graph, plan: Plan) -> None:
             )
 
 
-def _profile(problem: Problem, walk: _Walk, end: int) -> Profile:
+def _profile(problem: Problem, walk: _Walk, boundary: int, end: int) -> Profile:
     change = [0] * (end + 2)
     for it in walk.instances:
         change[it.birth] += it.size
@@ -206,15 +213,21 @@ def _profile(problem: Problem, walk: _Walk, end: int) -> Profile:
         now += change[i]
         live.append(now + problem.costs[step.op].workspace_bytes)
     end_bytes = now + change[end] + problem.epilogue_bytes
+    kept = [it for it in walk.instances if it.birth < boundary <= it.death]
+    between_bytes = problem.base_bytes + sum(it.size for it in kept) + problem.meanwhile_bytes
     peak_step = max(range(end + 1), key=[*live, end_bytes].__getitem__)
-    alive = [it for it in walk.instances if it.birth <= peak_step <= it.death and it.size]
-    alive.sort(key=lambda it: -it.size)
+    alive = [(it.name, it.size) for it in walk.instances if it.birth <= peak_step <= it.death and it.size]
+    peak_bytes = max(*live, end_bytes, between_bytes)
+    if peak_bytes > max(*live, end_bytes):
+        peak_step = BETWEEN
+        alive = [*((it.name, it.size) for it in kept if it.size), (OUTSIDE, problem.meanwhile_bytes)]
     return Profile(
         steps=tuple(walk.steps),
         live_bytes=tuple(live),
+        between_bytes=between_bytes,
         end_bytes=end_bytes,
-        peak_bytes=[*live, end_bytes][peak_step],
+        peak_bytes=peak_bytes,
         peak_step=peak_step,
-        at_peak=tuple((it.name, it.size) for it in alive),
+        at_peak=tuple(sorted(alive, key=lambda named: -named[1])),
         recompute_ns=sum(problem.costs[s.op].runtime_ns for s in walk.steps if s.recompute),
     )

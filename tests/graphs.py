@@ -146,7 +146,7 @@ def random_problem(seed: int | random.Random, ops: int = 10) -> Problem:
     problem = b.problem(outputs, sorted(gradients), rng.choice([0, 0, 7]), rng.choice([0, 0, 0, 3]))
     if _partly_returned(problem):
         return random_problem(rng, ops)
-    return _hold_unread(problem)
+    return replace(_hold_unread(problem), meanwhile_bytes=rng.choice([0, 0, 0, 4, 9]))
 
 
 def _partly_returned(problem: Problem) -> bool:

@@ -55,6 +55,7 @@ def minimum_peak(problem: Problem) -> int:
     workspace = max((c.workspace_bytes for c in problem.costs), default=0)
     low = problem.base_bytes
     high = low + sum(problem.graph.storage_bytes) + workspace + problem.epilogue_bytes
+    high += problem.meanwhile_bytes
     high += sum(problem.graph.storage_bytes[problem.graph.values[v].storage] for v in problem.graph.tangents)
     while search(problem.with_budget(high)) is None:
         high *= 2
@@ -139,6 +140,8 @@ class _Search:
             alive = (later | saved | set(self.graph.outputs) | set(self.graph.ops[i].outputs)) & made
             pieces = {bound[v]: self.size(v) for v in alive if bound[v] != RESIDENT}
             peak = max(peak, sum(pieces.values()) + self.problem.costs[i].workspace_bytes)
+        kept = {bound[v]: self.size(v) for v in (*saved, *self.graph.outputs) if bound[v] != RESIDENT}
+        peak = max(peak, sum(kept.values()) + self.problem.meanwhile_bytes)
         return peak + self.problem.base_bytes
 
     def start(self, bound: dict[int, int], saved: frozenset[int]) -> frozenset[Piece]:

@@ -37,6 +37,8 @@ def recount(problem: Problem, plan: Plan) -> int:
     refs = Counter([o for _, reads, _ in timeline for o in reads] + held + there)
     live, peaks = set(), []
     for n, (i, reads, born) in enumerate(timeline):
+        if n == boundary:
+            peaks.append(sum(size[o] for o in live) + problem.meanwhile_bytes)
         live |= {*born, *(tangents.values() if n == boundary else ())}
         peaks.append(sum(size[o] for o in live) + problem.costs[i].workspace_bytes)
         refs.subtract(reads)

@@ -31,7 +31,8 @@ def kept(problem: Problem, order: Order) -> Plan:
 def backward_peak(problem: Problem, order: Order) -> int:
     """The peak with everything kept, as the judge counts it, from the first backward step on."""
     profile = simulate(problem, kept(problem, order))
-    return max(*profile.live_bytes[len(profile.steps) - len(order) :], profile.end_bytes)
+    needed = [*profile.live_bytes[len(profile.steps) - len(order) :], profile.end_bytes]
+    return max(needed + [profile.between_bytes] * bool(problem.meanwhile_bytes))
 
 
 def every_order(problem: Problem) -> list[Order]:

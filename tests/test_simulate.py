@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rematc.baselines import recompute_all
-from rematc.errors import PlanError
+from rematc.errors import PlanError, ProblemError
+from rematc.graph import Graph, Op, Value
 from rematc.plan import Plan
-from rematc.problem import Problem
+from rematc.problem import OpCost, Problem
 from rematc.schedule import just_in_time
 from rematc.simulate import judged, simulate, validate
 from tests import oracle
@@ -70,6 +71,25 @@ def test_resident_workspace_and_epilogue_add_up() -> None:
     assert profile.live_bytes == (1028, 1000 + 8 + 4 + 2 + 3)
     assert (profile.end_bytes, profile.peak_bytes) == (1000 + 4 + 2 + 50, 1056)
     assert profile.peak_step == 2
+
+
+@pytest.mark.parametrize(("meanwhile", "peak", "where"), [(1, 4, "b4"), (3, 6, "what runs between forward")])
+def test_what_is_taken_between_the_passes_stands_on_what_is_kept(
+    meanwhile: int, peak: int, where: str
+) -> None:
+    problem = replace(CHAIN, meanwhile_bytes=meanwhile)
+    profile = simulate(problem, Plan((2, 3), (4, 5, 0, 6, 7)))  # keeps a2, a3 and the output
+    assert (profile.between_bytes, profile.peak_bytes) == (3 + meanwhile, peak)
+    assert profile.peak_name(problem.graph).startswith(where)
+    if peak == 6:
+        kept = {("f2.0", 1), ("f3.0", 1), ("f4.0", 1)}
+        assert set(profile.at_peak) == {("what is taken outside of the graph", 3), *kept}
+
+
+def test_nothing_is_taken_before_a_backward_pass_that_is_not_there() -> None:
+    graph = Graph((8, 8), (Value("x", 0), Value("y", 1)), (Op("f", "exp", (0,), (1,)),), (0,), outputs=(1,))
+    with pytest.raises(ProblemError, match="there is none"):
+        Problem(graph, (OpCost(5),), meanwhile_bytes=1)
 
 
 def test_views_share_their_storage() -> None:

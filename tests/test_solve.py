@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 
-from rematc.baselines import STRATEGIES
+from rematc.baselines import STRATEGIES, recompute_all
 from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.problem import Problem
@@ -74,6 +75,24 @@ def test_large_plans_hold_the_budget_and_no_baseline_is_cheaper(problem: Problem
             other = strategy(asked, FAST)
             if other.peak_bytes <= asked.budget_bytes:
                 assert other.cost_ns >= plan.bound_ns, f"{name} refutes the lower bound"
+
+
+@pytest.mark.parametrize("problem", large(), ids=["chain", "skip"])
+def test_what_is_taken_between_the_passes_leaves_less_to_keep(problem: Problem) -> None:
+    high = save_all_peak(problem)
+    plain = solve(problem.with_budget(high), FAST)
+    taken = replace(problem, meanwhile_bytes=high // 2, budget_bytes=high)
+    plan = solve(taken, FAST)
+    profile = validate(taken, plan)
+    assert profile.between_bytes <= high
+    assert plan.cost_ns > plain.cost_ns == 0
+    assert plan.status == "optimal"
+    taken = replace(problem, meanwhile_bytes=2 * high, budget_bytes=high)
+    with pytest.raises(BudgetError, match="what runs between forward and backward") as refused:
+        solve(taken, FAST)
+    least = refused.value.minimum_bytes
+    returned = simulate(taken, recompute_all(problem)).between_bytes
+    assert solve(taken.with_budget(least), FAST).peak_bytes == least == returned
 
 
 @settings(max_examples=25)

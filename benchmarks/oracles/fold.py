@@ -11,7 +11,12 @@ from rematc.problem import Problem
 
 
 def sequence(problem: Problem, pauses: int = 0) -> Sequence:
-    """Pose ``problem`` as a row of stages, with ``pauses`` stages without an op before each op."""
+    """Pose ``problem`` as a row of stages, with ``pauses`` stages without an op before each op.
+
+    Raises `ProblemError` for `Problem.meanwhile_bytes`, which these formulations do not know.
+    """
+    if problem.meanwhile_bytes:
+        raise ProblemError("meanwhile_bytes: neither formulation has what is taken between the passes")
     folded = _Folded(problem)
     stages = folded.stages(pauses)
     spans = tuple(folded.spans(stages))

@@ -11,7 +11,7 @@ from rematc.errors import format_bytes
 from rematc.mincut import base_name
 from rematc.report.kinds import TOP, shortened, without_wrapper
 from rematc.report.rows import Reading, duration
-from rematc.simulate import Profile
+from rematc.simulate import BETWEEN, Profile
 
 LARGEST = 3
 ROOM = 32  # columns for a module path in a sentence
@@ -60,7 +60,9 @@ def _at(reading: Reading, profile: Profile) -> str:
     """Where the peak is, and the largest values that are alive there."""
     graph = reading.graph
     where = "at the end of the backward pass"
-    if profile.peak_step < len(profile.steps):
+    if profile.peak_step == BETWEEN:
+        where = "between the passes"
+    elif profile.peak_step < len(profile.steps):
         step = profile.steps[profile.peak_step]
         op = graph.ops[step.op]
         where = f"in the {step.phase} pass, at {op.name}{_of(op.module)}"

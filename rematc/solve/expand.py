@@ -66,12 +66,17 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
     return Written(plan, draft, merged, tuple(stages[n] for n in kept))
 
 
-def excesses(problem: Problem, written: Written) -> Iterator[tuple[int, int | None, int]]:
-    """Each step that breaks the budget: its op, its stage (None: forward), and by how many bytes."""
+def excesses(problem: Problem, written: Written) -> Iterator[tuple[int | None, int | None, int]]:
+    """Each step that breaks the budget: its op, its stage (None: forward), and by how many bytes.
+
+    What is taken between the passes is the first stage's; it has no op.
+    """
     assert problem.budget_bytes is not None
     profile = simulate(problem, written.plan)
     n_forward = len(profile.steps) - len(written.stages)
     stages = [*(None for _ in range(n_forward)), *written.stages]
+    if problem.meanwhile_bytes and profile.between_bytes > problem.budget_bytes:
+        yield None, 0, profile.between_bytes - problem.budget_bytes
     for step, t, live in zip(profile.steps, stages, profile.live_bytes, strict=True):
         if live > problem.budget_bytes:
             yield step.op, t, live - problem.budget_bytes

@@ -127,9 +127,10 @@ def _variables(f: Formulation) -> None:
     useful: frozenset[int] = frozenset()
     for k in reversed(range(len(f.spans))):
         useful |= core.upstream(f.reads(k))
+        is_between = core.stages[f.spans[k][-1]].is_between
         for u in sorted(useful):
             unit, born = core.units[u], core.born[u]
-            if not (unit.pinned and unit.required) and born < f.spans[k][-1]:
+            if not (unit.pinned and unit.required) and born < f.spans[k][-1] and not is_between:
                 f.again[u, k] = model.variable(0.0 if f.least_peak else unit.cost_ns / f.time_unit)
             if born < f.spans[k][0]:
                 f.kept.update(((b, k), model.variable()) for b in unit.makes if b not in core.held)
@@ -157,7 +158,10 @@ def _kept_rows(f: Formulation) -> None:
 
 
 def _input_rows(f: Formulation) -> None:
-    """R[u, k] <= S[b, k] + R[maker(b), k] for every b that u reads; what the span's ops read is at hand."""
+    """R[u, k] <= S[b, k] + R[maker(b), k] for every b that u reads; what the span's ops read is at hand.
+
+    S[b, k] = 1 for every b that is held, by a view, when the span begins.
+    """
     for (u, k), x in f.again.items():
         for b in f.core.units[u].reads:
             if (there := f.at_hand(b, k)) is not None:
@@ -166,6 +170,8 @@ def _input_rows(f: Formulation) -> None:
         for b in f.reads(k):
             if (there := f.at_hand(b, k)) is not None:
                 f.model.row(negative(there), -1.0)
+        for b in f.core.stages[f.spans.starts[k]].holds:
+            f.model.row([(f.kept[b, k], -1.0)], -1.0)
 
 
 def _memory_rows(f: Formulation) -> None:

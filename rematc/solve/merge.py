@@ -134,4 +134,5 @@ def _renamed(unit: Unit, number: dict[int, int]) -> Unit:
 
 def _restaged(stage: Stage, number: dict[int, int], place: dict[int, int]) -> Stage:
     unit = None if stage.unit is None else place[stage.unit]
-    return replace(stage, reads=tuple(number[b] for b in stage.reads), unit=unit)
+    reads, holds = (tuple(number[b] for b in blocks) for blocks in (stage.reads, stage.holds))
+    return replace(stage, reads=reads, unit=unit, holds=holds)

@@ -41,7 +41,9 @@ class Stage:
 
     Forward blocks aside, ``before_bytes`` are alive while recomputation runs and ``op_bytes`` while ``op``
     does. ``op`` None: recomputation alone, or what must be there in the end. ``unit``: the unit whose first
-    run ``op`` is, in a graph without a backward pass.
+    run ``op`` is, in a graph without a backward pass. ``is_between``: no recomputation, and what is taken
+    between the passes in place of an op. ``holds``: blocks there since an earlier stage, made again or not:
+    a view that backward took holds them.
     """
 
     op: int | None
@@ -49,6 +51,8 @@ class Stage:
     before_bytes: int
     op_bytes: int
     unit: int | None = None
+    is_between: bool = False
+    holds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -210,26 +214,34 @@ def _stages(
     problem = folded.problem
     steps = [i for i in order if i not in folded.views]
     before, during = _backward_bytes(folded, steps)
-    reads = [tuple(sorted(blocks - held)) for blocks in _forward_reads(folded, order, steps)]
+    reads, holds = (
+        [tuple(sorted(blocks - held)) for blocks in each] for each in _forward_reads(folded, order, steps)
+    )
     base = held_bytes + problem.base_bytes
     stages: list[Stage] = []
+    if problem.meanwhile_bytes:
+        stages.append(Stage(None, (), base, base + problem.meanwhile_bytes, is_between=True))
     for k, i in enumerate(steps):
-        stages += [Stage(None, (), base + before[k], 0)] * pauses
+        stages += [Stage(None, (), base + before[k], 0, holds=holds[k])] * pauses
         op_bytes = base + during[k] + problem.costs[i].workspace_bytes
-        stages.append(Stage(i, reads[k], base + before[k], op_bytes))
-    end = base + before[len(steps)]
-    stages += [Stage(None, (), end, 0)] * pauses
-    return [*stages, Stage(None, reads[len(steps)], end, end + problem.epilogue_bytes)]
+        stages.append(Stage(i, reads[k], base + before[k], op_bytes, holds=holds[k]))
+    end = base + before[-1]
+    stages += [Stage(None, (), end, 0, holds=holds[-1])] * pauses
+    return [*stages, Stage(None, reads[-1], end, end + problem.epilogue_bytes, holds=holds[-1])]
 
 
-def _forward_reads(folded: _Folded, order: tuple[int, ...], steps: list[int]) -> list[set[int]]:
+def _forward_reads(
+    folded: _Folded, order: tuple[int, ...], steps: list[int]
+) -> tuple[list[set[int]], list[set[int]]]:
     """The forward blocks that each backward step needs at hand, and at last those that are gradients.
 
-    A view that the backward pass takes of a forward block holds it from there to its last reader.
+    A view that the backward pass takes of a forward block holds it from there to its last reader. Also
+    returned are, for each step, those held since one before it.
     """
     graph = folded.graph
     reads = [set(folded.blocks(graph.ops[i].inputs)) for i in steps]
     reads.append(set(folded.blocks(graph.gradients)))
+    holds: list[set[int]] = [set() for _ in reads]
     taken = 0  # steps before the view
     for i in order:
         if i not in folded.views:
@@ -237,7 +249,8 @@ def _forward_reads(folded: _Folded, order: tuple[int, ...], steps: list[int]) ->
         elif blocks := folded.blocks(graph.ops[i].inputs):
             for k in range(taken, _last_read(folded, order, steps, i) + 1):
                 reads[k] |= blocks
-    return reads
+                holds[k] |= blocks if k > taken else set()
+    return reads, holds
 
 
 def _last_read(folded: _Folded, order: tuple[int, ...], steps: list[int], view: int) -> int:

@@ -57,9 +57,12 @@ def every_stage(core: Core) -> Spans:
 
 
 def tightest(core: Core) -> Spans:
-    """To begin with: the stage whose op alone needs most, and that which needs most if all is kept."""
+    """To begin with: the stage whose op alone needs most, that which needs most if all is kept, and what
+    is between the passes.
+    """
     peaks = {load.index(max(load)) for load in loads(core)}
-    return Spans(tuple(sorted(peaks | {0})), len(core.stages))
+    begins = {t + 1 for t, stage in enumerate(core.stages) if stage.is_between}
+    return Spans(tuple(sorted(peaks | begins | {0})), len(core.stages))
 
 
 def loads(core: Core) -> tuple[list[int], list[int]]:
