@@ -29,6 +29,7 @@ from rematc.resident import epilogue_bytes, gradient_bytes, optimizer_bytes, res
 from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.steps import Steps
+from rematc.survey import Outside
 from rematc.target import Target, device_of, target_of
 from rematc.versions import check_torch
 
@@ -37,6 +38,7 @@ TIGHT = (
     "under a budget of %s recomputation takes %.1f times as long as the forward pass, by estimate: "
     "python -m rematc.explain shows what a larger one would take"
 )
+NUMBER = 8  # bytes, at the most
 _STEPS: weakref.WeakValueDictionary[Options, Steps] = weakref.WeakValueDictionary()
 
 
@@ -86,8 +88,8 @@ def backend(
 class Backend:
     """What `backend` returns: callable by Dynamo; equal and hashable by its settings.
 
-    ``plans`` has one `Plan` for each training graph compiled with this object, ``problems`` the
-    problem of each.
+    ``plans`` has one `Plan` for each training graph compiled with this object, ``problems`` the problem
+    of each, and ``outside`` what is known to lie outside of it while it runs; its problem counts that too.
     """
 
     def __init__(self, options: Options, steps: Steps | None = None) -> None:
@@ -95,6 +97,7 @@ class Backend:
         self.options = options
         self.plans: list[Plan] = []
         self.problems: list[Problem] = []
+        self.outside: list[Outside] = []
         # Blocks that are compiled one by one may each have a backend of their own; they are equal, and share.
         self.steps = steps or _STEPS.setdefault(options, Steps(options))
 
@@ -115,7 +118,8 @@ class Backend:
     @property
     def resident_bytes(self) -> int:
         """What is there before a step, as far as it is known by now."""
-        alone = max((p.resident_bytes for p in self.problems), default=0)
+        there = zip(self.problems, self.outside, strict=True)
+        alone = max((p.resident_bytes - outside.held_bytes for p, outside in there), default=0)
         return self.steps.resident_bytes() if self.steps.calls.kinds else alone
 
     def __eq__(self, other: object) -> bool:
@@ -164,28 +168,28 @@ class _Compiler:
             log.warning("%s", "; ".join(plan.notes))
         if plan.cost_ns > forward_ns:  # said where it is trained so; explain shows the figure
             log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
-        self.record(done[-1].problem, plan)
-        return Made(run, done[-1].problem, plan, accumulated, given.others_bytes, done[-1].peak_of_code)
+        problem, outside, peak_of_code = done[-1].problem, done[-1].outside, done[-1].peak_of_code
+        self.record(problem, plan, outside)
+        return Made(run, problem, plan, accumulated, given.others_bytes, outside, peak_of_code)
 
-    def record(self, problem: Problem, plan: Plan) -> None:
+    def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         """The backend has this plan for the graph from now on."""
-        plans, problems = self.backend.plans, self.backend.problems
+        lists: tuple[list[Any], ...] = (self.backend.plans, self.backend.problems, self.backend.outside)
         if self.place is None:
-            self.place = len(plans)
-            plans.append(plan)
-            problems.append(problem)
-        else:
-            plans[self.place], problems[self.place] = plan, problem
+            self.place = len(self.backend.plans)
+        for known, new in zip(lists, (plan, problem, outside), strict=True):
+            known[self.place : self.place + 1] = [new]
 
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A joint graph, planned and split. ``peak_of_code``: as that of `Made`."""
+    """A joint graph, planned and split. ``outside`` and ``peak_of_code`` are as those of `Made`."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     problem: Problem
     plan: Plan
+    outside: Outside
     peak_of_code: Callable[[Plan], int] | None = None
 
 
@@ -218,6 +222,7 @@ def partition(
     """
     folder = cache_folder()
     target = target_of(joint, options, folder)
+    given = replace(given, outside=given.outside | _of_a_loss(joint, target))
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
     posed, peak_of_code = problem, None
     known = given.plan or plans.load(problem, options.solve, folder)
@@ -238,7 +243,7 @@ def partition(
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
-    return Partitioned(forward, backward, problem, plan, peak_of_code)
+    return Partitioned(forward, backward, problem, plan, given.outside, peak_of_code)
 
 
 def pose(
@@ -262,7 +267,10 @@ def pose(
         there = resident_bytes(captured.graph, device_of(joint), given.others_bytes)
         resident = there + options.reserve_bytes + state_bytes
     budget = given.budget_bytes or parse_budget(options.budget, target.memory_bytes)
-    problem = Problem(captured.graph, costs, budget, resident, epilogue_bytes(joint, captured))
+    there, meanwhile = resident + given.outside.held_bytes, given.outside.meanwhile_bytes
+    problem = Problem(
+        captured.graph, costs, budget, there, epilogue_bytes(joint, captured), meanwhile_bytes=meanwhile
+    )
     if options.inner == "eager":
         return captured, problem
     from rematc.inductor import in_kernels
@@ -272,6 +280,13 @@ def pose(
     except RematcError as e:
         log.warning("what Inductor fuses can't be read (%s); the plan is for single ops, and coarser", e)
         return captured, problem
+
+
+def _of_a_loss(joint: fx.GraphModule, target: Target) -> Outside:
+    """A loss that is computed outside of the graph is a number at the least, and its gradient is one."""
+    tangents = [n for n in joint.graph.find_nodes(op="placeholder") if compat.is_tangent(n)]
+    is_outside = any(compat.hint(n.meta["val"].numel()) > 1 for n in tangents)
+    return Outside(2 * max(NUMBER, target.allocation_bytes)) if is_outside else Outside()
 
 
 def _recomputable(captured: Capture) -> list[fx.Node]:

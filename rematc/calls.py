@@ -13,7 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from rematc import compat
 from rematc.storages import storages, tensors
+from rematc.survey import Survey
 
 G = TypeVar("G", bound=Hashable)
 
@@ -22,7 +24,8 @@ G = TypeVar("G", bound=Hashable)
 class Call(Generic[G]):
     """One forward pass of a graph: the storages of its inputs and results, and the leaves among its inputs.
 
-    ``kept_bytes``: by the plan that it ran by.
+    ``kept_bytes``: by the plan that it ran by. ``survey``: of the step that it runs in, if one is made; there
+    it is number ``place``.
     """
 
     graph: G
@@ -32,6 +35,39 @@ class Call(Generic[G]):
     leaves: Sequence[Callable[[], Any]]
     nodes: list[Callable[[], Any]] = field(default_factory=list)  # autograd's, of the results
     is_through: bool = False  # its backward pass has begun
+    survey: Survey | None = None
+    place: int = 0
+
+    def watched(self, survey: Survey) -> None:
+        """``survey`` follows it; its forward pass has just ended.
+
+        What eager autograd runs next tells when its backward pass has: a hook after that itself would hold
+        its gradients while it runs.
+        """
+        self.survey, self.place = survey, survey.calls
+        survey.forward_ends()
+        nodes = [node for ref in self.nodes if (node := ref()) is not None]
+        for then, _ in (following for node in nodes for following in node.next_functions):
+            is_leaf = hasattr(then, "variable")  # it accumulates a gradient: the last there is
+            if then is not None and not is_leaf and not _is_ours(then):
+                then.register_prehook(self.backward_ends)
+
+    def backward_begins(self, gradients: Any) -> None:
+        """As autograd says, once for each time that it does."""
+        if self.survey and not self.is_through:
+            self.survey.backward_begins(self.place, gradients)
+        self.is_through = True
+
+    def backward_ends(self, results: Any) -> None:
+        """The same; ``results`` are among what it returned."""
+        if self.survey:
+            survey, self.survey = self.survey, None
+            survey.backward_ends(results)
+
+    def node_gone(self, _: Any) -> None:
+        """Its results are gone, and with them what autograd kept."""
+        if self.survey and not self.is_through and not compat.is_in_backward():
+            self.survey.abandon()
 
     @property
     def is_open(self) -> bool:
@@ -69,16 +105,17 @@ class Calls(Generic[G]):
         self.kinds = {key: kind for key, kind in self.kinds.items() if any(call.has_model for call in kind)}
         return True
 
-    def ran(self, graph: G, args: tuple[Any, ...], results: Any, kept_bytes: int) -> None:
+    def ran(self, graph: G, args: tuple[Any, ...], results: Any, kept_bytes: int) -> Call[G]:
         """``graph`` ran forward: ``kept_bytes`` are there until its backward pass begins."""
         made = {key for call in self.running for key in call.results}
         inputs = {key: size for key, size in storages(args) if key not in made}
         leaves = [weakref.ref(t) for t in tensors(args) if t.is_leaf and t.requires_grad]
         call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves)
         for node in _python_nodes({t.grad_fn for t in tensors(results)}):
-            call.nodes.append(weakref.ref(node))
-            node.register_prehook(lambda _: setattr(call, "is_through", True))
+            call.nodes.append(weakref.ref(node, call.node_gone))
+            node.register_prehook(call.backward_begins)
         self.running.append(call)
+        return call
 
     @property
     def open(self) -> list[Call[G]]:
@@ -108,8 +145,12 @@ def _python_nodes(nodes: Iterable[Any]) -> set[Any]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        if _is_ours(node):
             found.add(node)
         else:
             stack.extend(before for before, _ in node.next_functions)
     return found
+
+
+def _is_ours(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction)

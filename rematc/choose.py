@@ -26,7 +26,8 @@ def choices(problem: Problem, solve_options: SolveOptions) -> tuple[Plan, ...]:
 
     Each search has its part of the time limit.
 
-    >>> from rematc.graph import Graph, Value
+    >>> from rematc.graph import Graph, Op, Value
+    >>> from rematc.problem import OpCost
     >>> g = Graph((0, 8, 8, 1, 1), tuple(Value(n, s) for s, n in enumerate("x a b dy dx".split())),
     ...           (Op("f", "sin", (0,), (1,)), Op("g", "exp", (1,), (2,)),
     ...            Op("back", "mul", (3, 1), (4,), "backward")), (0,), (3,), (2,), (4,), (3,))

@@ -11,6 +11,9 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.share import Use, use_of
+from rematc.survey import Outside
+
+NOTHING = Outside()
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,8 @@ class Made:
     """What compiling made of a graph. One without a backward pass has neither problem nor plan.
 
     Of what was counted as resident, ``accumulated_bytes`` are gradients of earlier steps, ``others_bytes`` is
-    what other calls keep. ``peak_of_code``: what the code of another plan would need, resident not
-    included; None where that is what the graph says.
+    what other calls keep; ``outside`` was counted too. ``peak_of_code``: what the code of another plan would
+    need, resident not included; None where that is what the graph says.
     """
 
     run: Callable[..., Any]
@@ -27,6 +30,7 @@ class Made:
     plan: Plan | None = None
     accumulated_bytes: int = 0
     others_bytes: int = 0
+    outside: Outside = NOTHING
     peak_of_code: Callable[[Plan], int] | None = None
 
 
@@ -35,12 +39,13 @@ class Given:
     """How a graph is to be compiled where it is not alone.
 
     ``others_bytes``: kept by other calls, where each graph is planned by itself. ``resident_bytes``: all that
-    is there beside the graph while it runs, once that is known. ``plan`` is taken as it is, ``budget_bytes``
-    in place of the budget.
+    is there beside the graph while it runs, once that is known; ``outside`` comes on top of either. ``plan``
+    is taken as it is, ``budget_bytes`` in place of the budget.
     """
 
     others_bytes: int = 0
     resident_bytes: int | None = None
+    outside: Outside = NOTHING
     plan: Plan | None = None
     budget_bytes: int | None = None
 
@@ -54,8 +59,8 @@ class Compile(Protocol):
     def __call__(self, inputs: Any, given: Given) -> Made:
         """Compile it as ``given``."""
 
-    def record(self, problem: Problem, plan: Plan) -> None:
-        """This is its plan from now on."""
+    def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
+        """This is its plan from now on, and what is outside of it."""
 
 
 @dataclass
@@ -68,10 +73,14 @@ class Option:
 
 
 class Compiled:
-    """One graph; ``made`` is what runs. While not ``is_chosen``, another plan is to be chosen for it."""
+    """One graph; ``made`` is what runs. While not ``is_chosen``, another plan is to be chosen for it.
+
+    ``outside``: what surveys of its steps found by now. ``surveys``: of steps that it begins.
+    """
 
     def __init__(self, compile: Compile, made: Made) -> None:
         self.compile, self.made = compile, made
+        self.outside, self.surveys = made.outside, 0
         self.options: list[Option] = []  # once they were searched
         self.is_chosen = True
 
@@ -97,12 +106,18 @@ class Compiled:
     @property
     def use(self) -> Use:
         """Of the plan that it runs by."""
-        return use_of(self.problem, self.plan)
+        return self._with_outside(use_of(self.problem, self.plan))
 
     @property
     def uses(self) -> list[Use]:
         """Of the plan that it runs by, and of those to choose from."""
-        return [self.use] if self.is_chosen else [self.use, *(option.use for option in self.options)]
+        options = [] if self.is_chosen else self.options
+        return [self.use, *(self._with_outside(option.use) for option in options)]
+
+    def _with_outside(self, use: Use) -> Use:
+        """``use``, with what is outside while the graph runs, and between its passes."""
+        between = use.kept_bytes + self.outside.meanwhile_bytes
+        return replace(use, peak_bytes=max(use.peak_bytes, between) + self.outside.held_bytes)
 
     def leave_open(self, solve: SolveOptions) -> None:
         """Let another plan be chosen. The options are those of the graph, whatever the budget is."""
@@ -110,7 +125,9 @@ class Compiled:
         if self.options:
             return
         more, exact = self.problem.lowering_bytes, self.made.peak_of_code is None
-        alone = replace(self.problem, resident_bytes=0, budget_bytes=None, lowering_bytes=0)
+        alone = replace(
+            self.problem, resident_bytes=0, budget_bytes=None, lowering_bytes=0, meanwhile_bytes=0
+        )
         for plan in choices(alone, solve):
             use = use_of(alone, plan)  # its code is taken to differ as that of the plan at hand does
             self.options.append(Option(plan, replace(use, peak_bytes=use.peak_bytes + more), exact))
@@ -131,12 +148,19 @@ class Compiled:
         if number == 0:
             self.count(resident_bytes)
         else:
-            self.made = self.compile(list(args), Given(0, resident_bytes, self.options[number - 1].plan))
+            given = Given(0, resident_bytes, self.outside, self.options[number - 1].plan)
+            self.made = self.compile(list(args), given)
 
-    def count(self, resident_bytes: int) -> None:
-        """It stays as it is; its peak is that of the step, with all that is there beside it."""
-        more = resident_bytes - self.problem.resident_bytes
-        problem = replace(self.problem, resident_bytes=resident_bytes)
-        plan = replace(self.plan, peak_bytes=self.plan.peak_bytes + more, digest=problem.digest)
-        self.made = replace(self.made, problem=problem, plan=plan)
-        self.compile.record(problem, plan)
+    @property
+    def beside_bytes(self) -> int:
+        """What was counted as resident, less what is outside."""
+        return self.problem.resident_bytes - self.made.outside.held_bytes
+
+    def count(self, beside_bytes: int) -> None:
+        """It stays as it is; its peak is that of the step, with all that is there beside it, and outside."""
+        there, meanwhile = beside_bytes + self.outside.held_bytes, self.outside.meanwhile_bytes
+        peak_bytes = beside_bytes + self.use.peak_bytes
+        problem = replace(self.problem, resident_bytes=there, meanwhile_bytes=meanwhile)
+        plan = replace(self.plan, peak_bytes=peak_bytes, digest=problem.digest)
+        self.made = replace(self.made, problem=problem, plan=plan, outside=self.outside)
+        self.compile.record(problem, plan, self.outside)

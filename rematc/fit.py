@@ -10,7 +10,7 @@ from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.simulate import judged, validate
+from rematc.simulate import judged, simulate, validate
 from rematc.solve import refusal, solve
 
 log = logging.getLogger(__name__)
@@ -84,13 +84,17 @@ def _noted(plan: Plan) -> Plan:
 
 
 def _lowered(problem: Problem, plan: Plan, peak_of_code: PeakOfCode) -> Fitted:
-    more = peak_of_code(plan) - plan.peak_bytes
+    profile = simulate(problem, plan)
+    said = max(*profile.live_bytes, profile.end_bytes)
+    between = profile.between_bytes if problem.meanwhile_bytes else 0
+    needed = max(peak_of_code(plan), between)
+    more = 0 if said <= needed == between else needed - said  # what is between the passes stays what it is
     learned = replace(problem, lowering_bytes=problem.lowering_bytes + more)
-    judged = replace(plan, peak_bytes=plan.peak_bytes + more, digest=learned.digest)
-    log.info("plan %s: its code needs %+d bytes over the graph's %d", plan.digest, more, plan.peak_bytes)
-    if _fits(Fitted(learned, judged)):
-        validate(learned, judged)
-    return Fitted(learned, judged)
+    known = replace(plan, peak_bytes=needed, digest=learned.digest)
+    log.info("plan %s: its code needs %+d bytes over the graph's %d", plan.digest, more, said)
+    if _fits(Fitted(learned, known)):
+        validate(learned, known)
+    return Fitted(learned, known)
 
 
 def _fits(found: Fitted) -> bool:

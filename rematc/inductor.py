@@ -111,6 +111,7 @@ class PeakOfCode:
             rehearsal = Rehearsal(inputs, self.target.allocation_bytes)
             code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
+            between_bytes = rehearsal.live_bytes + self.problem.meanwhile_bytes
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
             tangents = _inputs(backward)[len(saved) :]
             rehearsal.hold([t for t in tangents if compat.holds_tangents() or t.dim() == 0])
@@ -119,7 +120,7 @@ class PeakOfCode:
             rehearsal.release(saved)
             rehearsal.play(code, [*saved, *tangents])
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
-        return max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), end_bytes)
+        return max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), between_bytes, end_bytes)
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         with _as_planned(module) if self.planned else nullcontext():

@@ -14,24 +14,19 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any
-from unittest import mock
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from rematc import compat
+from rematc.allocations import FORWARD, Span, backward_passes, mark, spans, timeline
+from rematc.survey import give_way
 
-MEMORY = "[memory]"  # how the profiler names an allocation or a free
-MARK = "rematc: a measured step or a phase of one begins or ends"
-FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+UPDATE = "update"
 
-Event = tuple[int, int] | None  # (address, bytes; below zero for a free), or a mark
-Span = tuple[int, int]  # bytes above those at its beginning: the most, and at its end
 Phases = list[tuple[str, Span]]
 
 
@@ -104,17 +99,18 @@ def measure_each(prepare: Iterable[Callable[[], Callable[[], object]]]) -> list[
     """
     marks = _Marks()
     durations_ns = []
+    give_way()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         for make in prepare:
             step = make()
             marks.begin(FORWARD)
             start_ns = time.perf_counter_ns()
-            with _watched(marks.begin):
+            with backward_passes(marks.begin):
                 result = step()
             durations_ns.append(time.perf_counter_ns() - start_ns)
             marks.begin(None)
             del result, step
-    steps = marks.steps(_spans(_timeline(prof))[1:])  # nothing is measured before the first mark
+    steps = marks.steps(spans(timeline(prof))[1:])  # nothing is measured before the first mark
     return [_measurement(phases, ns) for phases, ns in zip(steps, durations_ns, strict=True)]
 
 
@@ -175,7 +171,7 @@ def _measure_cuda(step: Callable[[], object], warmup: int, device: torch.device)
         torch.cuda.reset_peak_memory_stats(device)
         name, before = next_name or FORWARD, now
 
-    with _watched(begin):
+    with backward_passes(begin):
         start_ns = time.perf_counter_ns()
         result = step()
         torch.cuda.synchronize(device)
@@ -183,37 +179,6 @@ def _measure_cuda(step: Callable[[], object], warmup: int, device: torch.device)
         begin(None)
     del result
     return _measurement(phases, duration_ns, resident_bytes=resident, reserved_bytes=reserved)
-
-
-@contextmanager
-def _watched(begin: Callable[[str], None]) -> Iterator[None]:
-    """Say when autograd begins a backward pass, and when it is through; those within one do not count."""
-    depth = 0
-
-    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)
-        def running(*args: Any, **kwargs: Any) -> Any:
-            nonlocal depth
-            if compat.is_traced():  # a compiler looks what it would do: nothing runs
-                return run(*args, **kwargs)
-            depth += 1
-            if depth == 1:
-                begin(BACKWARD)
-            try:
-                return run(*args, **kwargs)
-            finally:
-                depth -= 1
-                if depth == 0:
-                    begin(FORWARD)
-
-        return running
-
-    autograd = torch.autograd
-    with (
-        mock.patch.object(autograd, "backward", watched(autograd.backward)),
-        mock.patch.object(autograd, "grad", watched(autograd.grad)),
-    ):
-        yield
 
 
 class _Marks:
@@ -224,8 +189,7 @@ class _Marks:
 
     def begin(self, name: str | None) -> None:
         """A phase begins, and the one before it ends."""
-        with record_function(MARK):
-            pass
+        mark()
         self.names.append(name)
 
     def steps(self, spans: Iterable[Span]) -> list[Phases]:
@@ -239,43 +203,3 @@ class _Marks:
             if name is not None:
                 steps[-1].append((name, span))
         return steps
-
-
-def _timeline(prof: profile) -> list[Event]:
-    """All allocations, frees and marks on the CPU, in the order of their times."""
-    assert prof.profiler is not None
-    results: Any = prof.profiler.kineto_results
-    timeline: list[tuple[int, Event]] = []
-    nodes = list(results.experimental_event_tree())
-    for node in nodes:  # grows as it is read: siblings stay in order
-        nodes.extend(node.children)
-        if node.name == MARK:
-            timeline.append((node.start_time_ns, None))
-        elif node.name == MEMORY and node.extra_fields.device.type == "cpu":
-            block = node.extra_fields
-            timeline.append((node.start_time_ns, (block.ptr, block.alloc_size)))
-    return [event for _, event in sorted(timeline, key=lambda timed: timed[0])]
-
-
-def _spans(timeline: Iterable[Event]) -> list[Span]:
-    """From the start, and from each mark, to the next mark: how far live bytes rose, peak and end.
-
-    A free counts with the bytes seen allocated at its address. One of an unseen block does not:
-    the allocator keeps sizes from earlier profiles, and the address may have a new owner since.
-    """
-    alive: dict[int, int] = {}
-    live = base = peak = 0
-    spans = []
-    for event in timeline:
-        if event is None:
-            spans.append((peak - base, live - base))
-            base = peak = live
-            continue
-        address, size = event
-        if size > 0:
-            alive[address] = size
-            live += size
-            peak = max(peak, live)
-        else:
-            live -= alive.pop(address, 0)
-    return spans

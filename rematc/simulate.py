@@ -214,7 +214,7 @@ def _profile(problem: Problem, walk: _Walk, boundary: int, end: int) -> Profile:
         live.append(now + problem.costs[step.op].workspace_bytes)
     end_bytes = now + change[end] + problem.epilogue_bytes
     kept = [it for it in walk.instances if it.birth < boundary <= it.death]
-    between_bytes = problem.base_bytes + sum(it.size for it in kept) + problem.meanwhile_bytes
+    between_bytes = problem.resident_bytes + sum(it.size for it in kept) + problem.meanwhile_bytes
     peak_step = max(range(end + 1), key=[*live, end_bytes].__getitem__)
     alive = [(it.name, it.size) for it in walk.instances if it.birth <= peak_step <= it.death and it.size]
     peak_bytes = max(*live, end_bytes, between_bytes)

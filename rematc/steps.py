@@ -21,8 +21,15 @@ from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import Use, beside, needed, share, smallest
 from rematc.storages import storages
+from rematc.survey import Survey, survey_of
 
 log = logging.getLogger(__name__)
+
+SURVEYS = 3  # steps that one graph begins which are followed, to find out what lies outside of all graphs
+OUTSIDE = (
+    "this step takes %s, above the budget of %s: up to %s are taken outside of the compiled graph, as by a "
+    "loss. That is planned for from the next step on; if the loss is compiled with the model, it takes less"
+)
 
 
 class Steps:
@@ -36,18 +43,25 @@ class Steps:
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
+        self.survey: Survey | None = None
 
     def graph(self, compile: Compile, inputs: Any) -> Callable[..., Any]:
         """Compile a graph that Dynamo found; what is returned runs it forward."""
+        if self.survey:
+            self.survey.pause(compiles=True)
         graph = Compiled(compile, self._first(compile, inputs))
 
         def forward(*args: Any) -> Any:
             # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
             if graph.made.plan is None or compat.is_in_backward() or any(map(compat.is_fake, args)):
                 return graph.made.run(*args)
+            if self.survey:
+                self.survey.pause(compiles=not graph.is_chosen)
             self._begin(graph, args)
             results = graph.made.run(*args)
-            self.calls.ran(graph, args, results, graph.use.kept_bytes)
+            call = self.calls.ran(graph, args, results, graph.use.kept_bytes)
+            if self.survey and call.nodes:
+                call.watched(self.survey)
             return results
 
         return forward
@@ -74,6 +88,7 @@ class Steps:
     def _begin(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
+            self._begin_survey(graph, args)
             held = _beside(dict(storages(args)), self.calls.held)
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
@@ -92,30 +107,59 @@ class Steps:
         elif not held:
             self.said_bytes = 0
 
+    def _begin_survey(self, graph: Compiled, args: tuple[Any, ...]) -> None:
+        may_begin = graph.surveys < SURVEYS
+        if self.survey:  # that of the last step did not come to its end
+            may_begin = may_begin and not self.survey.meter.is_running
+            self.survey.abandon()
+        self.survey = survey_of(args, self._pass_ended) if may_begin else None
+
+    def _pass_ended(self) -> None:
+        """A backward pass is through; what was outside is known once all of the step's are."""
+        survey, calls = self.survey, [call for call in self.calls.running if call.nodes]
+        if survey is None or not survey.is_over:
+            return
+        self.survey, found = None, survey.close()
+        if not found or len(found) != len(calls):
+            return
+        calls[0].graph.surveys += 1
+        for call, outside in zip(calls, found, strict=True):
+            call.graph.outside |= outside
+        if len(calls) == 1:
+            self._count_outside(calls[0].graph)
+
     def _plan_alone(self, graph: Compiled, args: tuple[Any, ...], held: int) -> None:
         """Is there more beside a graph, alone in its step, than it was planned for?"""
         made = graph.made
         gradients = max(made.accumulated_bytes, gradient_bytes(args, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
-        if not more:
-            return
-        text = "%s more are resident from now on: gradients that accumulate, or results that are held"
-        log.info(text, format_bytes(more))
-        if graph.plan.peak_bytes + more <= self.budget_bytes:
-            graph.count(graph.problem.resident_bytes + more)
+        if more:
+            text = "%s more are resident from now on: gradients that accumulate, or results that are held"
+            log.info(text, format_bytes(more))
+        if graph.beside_bytes + more + graph.use.peak_bytes > self.budget_bytes:
+            graph.made = graph.compile(list(args), Given(held, outside=graph.outside))
+        elif more or graph.outside != made.outside:
+            graph.count(graph.beside_bytes + more)
             graph.made = replace(graph.made, accumulated_bytes=gradients, others_bytes=held)
+
+    def _count_outside(self, graph: Compiled) -> None:
+        """The same once it is known what is outside, in the step that showed it."""
+        needed = graph.beside_bytes + graph.use.peak_bytes
+        if needed <= self.budget_bytes:
+            graph.count(graph.beside_bytes)
         else:
-            graph.made = graph.compile(list(args), Given(held))
+            log.warning(OUTSIDE, *map(format_bytes, (needed, self.budget_bytes, sum(graph.outside))))
 
     def _plan_together(self) -> None:
         """Leave all plans open, if the kinds of steps, or what is beside them, are not those planned for."""
-        kinds, resident = set(self.calls.kinds), self.resident_bytes()
+        kinds, resident, graphs = set(self.calls.kinds), self.resident_bytes(), self.calls.graphs
         is_new = not kinds <= self.planned
-        if not is_new and resident <= self.planned_bytes:
+        is_known = all(graph.outside == graph.made.outside for graph in graphs)
+        if not is_new and resident <= self.planned_bytes and is_known:
             return
         self.planned, self.planned_bytes = kinds, resident
-        graphs, used = self.calls.graphs, self._count()
+        used = self._count()
         if used > self.budget_bytes:
             text = "the graphs of one step need %s, above the budget: they share it from now on"
             log.warning(text, format_bytes(used))

@@ -22,7 +22,10 @@ OPTIONS = SolveOptions(time_limit_s=1)
 
 
 class Code:
-    """Stands for a compiler: a plan's code needs ``times`` what the graph says, and ``more``."""
+    """Stands for a compiler: a plan's code needs ``times`` what the graph says, and ``more``.
+
+    What is taken between the passes is not the code's, and stays.
+    """
 
     def __init__(self, problem: Problem, times: float, more: int) -> None:
         self.problem, self.times, self.more = problem, times, more
@@ -31,8 +34,9 @@ class Code:
     def __call__(self, plan: Plan) -> int:
         self.lowered += 1
         resident = self.problem.resident_bytes
-        inside = simulate(self.problem, plan).peak_bytes - resident
-        return resident + max(0, int(inside * self.times) + self.more)
+        inside = simulate(replace(self.problem, meanwhile_bytes=0), plan).peak_bytes - resident
+        between = simulate(self.problem, plan).between_bytes if self.problem.meanwhile_bytes else 0
+        return max(between, resident + max(0, int(inside * self.times) + self.more))
 
 
 def chain(budget_bytes: int) -> Problem:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from rematc.measure import Measurement, _spans, measure, measure_each
+from rematc.allocations import spans
+from rematc.measure import Measurement, measure, measure_each
 
 
 def block(size: int) -> torch.Tensor:
@@ -136,11 +137,11 @@ def test_frees_of_older_blocks_count_only_after_a_warmup() -> None:
 
 
 def test_an_address_with_a_new_owner_is_not_freed_with_its_old_size() -> None:
-    assert _spans([None, (7, 50), (9, -10_000), (8, 30), (7, -50), None])[1] == (80, 30)
+    assert spans([None, (7, 50), (9, -10_000), (8, 30), (7, -50), None])[1] == (80, 30)
 
 
 def test_a_span_begins_with_what_is_live() -> None:
-    assert _spans([(1, 10), None, (1, -10), (2, 10), None, (3, 7), None]) == [(10, 10), (0, 0), (7, 7)]
+    assert spans([(1, 10), None, (1, -10), (2, 10), None, (3, 7), None]) == [(10, 10), (0, 0), (7, 7)]
 
 
 def test_each_of_many_steps_counts_its_own_and_not_its_preparation() -> None:

@@ -20,6 +20,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged
 from rematc.steps import Steps
+from rematc.survey import Outside
 from tests.blocks import Model, batch, count_compiles, gradients, made, one_node, peak, resident, step_of
 from tests.graphs import chain
 
@@ -152,17 +153,18 @@ class Pretended:
 
     def __call__(self, inputs: Any, given: Given) -> Made:
         resident = given.others_bytes if given.resident_bytes is None else given.resident_bytes
-        problem = replace(self.problem, resident_bytes=resident)
+        held, meanwhile = given.outside
+        problem = replace(self.problem, resident_bytes=resident + held, meanwhile_bytes=meanwhile)
         plan = given.plan or self.first(problem)
         problem = replace(problem, lowering_bytes=self.more(plan))
         plan = judged(problem, plan)
-        self.record(problem, plan)
-        return Made(one_node, problem, plan, peak_of_code=self.peak_of_code)
+        self.record(problem, plan, given.outside)
+        return Made(one_node, problem, plan, outside=given.outside, peak_of_code=self.peak_of_code)
 
     def peak_of_code(self, plan: Plan) -> int:
         return judged(self.problem, plan).peak_bytes + self.more(plan)
 
-    def record(self, problem: Problem, plan: Plan) -> None:
+    def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         self.plans.append(plan)
 
 

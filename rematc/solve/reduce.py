@@ -220,7 +220,8 @@ def _stages(
     base = held_bytes + problem.base_bytes
     stages: list[Stage] = []
     if problem.meanwhile_bytes:
-        stages.append(Stage(None, (), base, base + problem.meanwhile_bytes, is_between=True))
+        there = held_bytes + problem.resident_bytes
+        stages.append(Stage(None, (), there, there + problem.meanwhile_bytes, is_between=True))
     for k, i in enumerate(steps):
         stages += [Stage(None, (), base + before[k], 0, holds=holds[k])] * pauses
         op_bytes = base + during[k] + problem.costs[i].workspace_bytes

@@ -1,0 +1,105 @@
+"""What the profiler tells of the CPU's allocator: allocations and frees, and how far live bytes rose.
+
+Each event has its address. Of a block that was allocated before the profiler ran, the size is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.profiler import profile, record_function
+
+from rematc import compat
+
+MEMORY = "[memory]"  # how the profiler names an allocation or a free
+MARK = "rematc: a span of allocations begins or ends"
+
+FORWARD, BACKWARD = "forward", "backward"
+
+Event = tuple[int, int] | None  # (address, bytes; below zero for a free), or a mark
+Span = tuple[int, int]  # bytes above those at its beginning: the most, and at its end
+
+
+def mark() -> None:
+    """Put a mark on the profiler's clock."""
+    with record_function(MARK):
+        pass
+
+
+def timeline(prof: profile) -> list[Event]:
+    """All allocations, frees and marks on the CPU, in the order of their times."""
+    assert prof.profiler is not None
+    results: Any = prof.profiler.kineto_results
+    found: list[tuple[int, Event]] = []
+    nodes = list(results.experimental_event_tree())
+    for node in nodes:  # grows as it is read: siblings stay in order
+        nodes.extend(node.children)
+        if node.name == MARK:
+            found.append((node.start_time_ns, None))
+        elif node.name == MEMORY and node.extra_fields.device.type == "cpu":
+            block = node.extra_fields
+            found.append((node.start_time_ns, (block.ptr, block.alloc_size)))
+    return [event for _, event in sorted(found, key=lambda timed: timed[0])]
+
+
+def spans(events: Iterable[Event]) -> list[Span]:
+    """From the start, and from each mark, to the next mark: how far live bytes rose, peak and end.
+
+    A free counts with the bytes seen allocated at its address. One of an unseen block does not:
+    the allocator keeps sizes from earlier profiles, and the address may have a new owner since.
+    """
+    alive: dict[int, int] = {}
+    live = base = peak = 0
+    found = []
+    for event in events:
+        if event is None:
+            found.append((peak - base, live - base))
+            base = peak = live
+            continue
+        address, size = event
+        if size > 0:
+            alive[address] = size
+            live += size
+            peak = max(peak, live)
+        else:
+            live -= alive.pop(address, 0)
+    return found
+
+
+@contextmanager
+def backward_passes(begin: Callable[[str], None]) -> Iterator[None]:
+    """Say `BACKWARD` when autograd begins a backward pass, `FORWARD` once it is through.
+
+    Passes within one do not count.
+    """
+    depth = 0
+
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def running(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            if compat.is_traced():  # a compiler looks what it would do: nothing runs
+                return run(*args, **kwargs)
+            depth += 1
+            if depth == 1:
+                begin(BACKWARD)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                depth -= 1
+                if depth == 0:
+                    begin(FORWARD)
+
+        return running
+
+    autograd = torch.autograd
+    with (
+        mock.patch.object(autograd, "backward", watched(autograd.backward)),
+        mock.patch.object(autograd, "grad", watched(autograd.grad)),
+    ):
+        yield

@@ -1,0 +1,233 @@
+"""What lies outside of the compiled graphs while a step runs, as the allocator sees it in the first steps.
+
+A loss that is computed outside, what eager code between two graphs keeps for its own backward pass, tensors
+that hooks make. A survey follows one step. It is told when a graph begins and ends to run; whatever is
+allocated from an end to the next beginning is outside.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from rematc import compat
+from rematc.allocations import FORWARD, Span, backward_passes, mark, spans, timeline
+from rematc.storages import storages, tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Bytes outside of all graphs, around one of them: ``held_bytes`` are there while it runs; between its
+    passes there are ``meanwhile_bytes`` more at the most.
+
+    >>> Outside(8, 1) | Outside(2, 9)
+    Outside(held_bytes=8, meanwhile_bytes=9)
+    """
+
+    held_bytes: int = 0
+    meanwhile_bytes: int = 0
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (self.held_bytes, self.meanwhile_bytes)
+
+    def __or__(self, other: Outside) -> Outside:
+        held = max(self.held_bytes, other.held_bytes)
+        return Outside(held, max(self.meanwhile_bytes, other.meanwhile_bytes))
+
+
+class Meter(Protocol):
+    """Measures spans of a step: how far live bytes rose in each, from its `open` to its `shut`."""
+
+    rises: list[Span]
+    is_exclusive: bool  # nothing may be compiled while it measures, and it is read after the backward pass
+
+    @property
+    def is_running(self) -> bool:
+        """Was a span opened, and the meter not closed?"""
+
+    def open(self) -> bool:
+        """A span begins; False if it can't be measured."""
+
+    def shut(self) -> None:
+        """It ends; its rise may be known later."""
+
+    def close(self) -> None:
+        """There are no more."""
+
+
+class Survey:
+    """One step, from the end of its first forward pass to the beginning of its last backward pass.
+
+    Calls are counted from 0, in the order in which they run forward. ``then`` is called when the survey may
+    be closed.
+    """
+
+    def __init__(self, meter: Meter, then: Callable[[], object]) -> None:
+        self.meter, self.then = meter, then
+        self.calls = self.through = 0  # those that ran forward, and backward too
+        self.ends: list[tuple[int, bool, int]] = []  # of spans: the call, is it backward, its bytes
+        self.is_open = self.is_lost = False
+        self.made: set[int] = set()  # storages that the last backward graph handed on
+
+    def pause(self, *, compiles: bool = False) -> None:
+        """Something that is not outside begins: a forward pass, or a compiler."""
+        if compiles and self.meter.is_exclusive:
+            self.abandon()
+        self._ends(self.calls, False, 0)
+
+    def forward_ends(self) -> None:
+        """The next call has run forward."""
+        self.calls += 1
+        self._begins()
+
+    def backward_begins(self, call: int, gradients: Any) -> None:
+        """That of a call; what it is given was outside, and is no longer, unless another graph made it."""
+        own = {key: size for key, size in storages(gradients) if key not in self.made}
+        self._ends(call, True, sum(own.values()))
+        self.through += 1
+        if self.is_over and not self.meter.is_exclusive:
+            self.then()
+
+    def backward_ends(self, results: Any) -> None:
+        """That of the call which began last is through, and what is outside runs; it reads ``results``."""
+        self.made = {key for key, _ in storages(results)}
+        if not self.is_over:
+            self._begins()
+
+    @property
+    def is_over(self) -> bool:
+        """Has the backward pass of each call begun?"""
+        return self.through == self.calls
+
+    def abandon(self) -> None:
+        """It will not come to an end."""
+        self.meter.close()
+        self.is_lost, self.is_open = True, False
+
+    def close(self) -> list[Outside]:
+        """What was found for each call; nothing if not all was seen."""
+        self.meter.close()
+        if self.is_lost or not self.is_over or len(self.ends) != len(self.meter.rises):
+            return []
+        live, held, most = 0, [0] * self.calls, [0] * self.calls
+        for (call, is_backward, own_bytes), (peak, end) in zip(self.ends, self.meter.rises, strict=True):
+            around = call if is_backward else call - 1  # the call between whose passes this was
+            most[around] = max(most[around], live + peak)
+            live += end - own_bytes
+            if call < self.calls:
+                held[call] = max(held[call], live)
+        return [Outside(h, max(0, m - h)) for h, m in zip(held, most, strict=True)]
+
+    def _begins(self) -> None:
+        if not self.is_lost:
+            self.is_open = self.meter.open()
+            self.is_lost = not self.is_open
+
+    def _ends(self, call: int, is_backward: bool, own_bytes: int) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.meter.shut()
+            self.ends.append((call, is_backward, own_bytes))
+
+
+class CpuMeter:
+    """By the profiler: one profile, with marks in it.
+
+    A profile is bound to its thread, and can't end in a backward pass: ``then`` is called after each. Nor may
+    another begin in a compiled region, or in a `record_function`, that was entered while this one ran: torch
+    would write the end of that to memory that is gone with this one. So there is one for a step at most, and
+    none where the last had to be stopped as the step began.
+    """
+
+    is_exclusive = True
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self.rises: list[Span] = []
+        self.is_closed = False
+        self.then = then
+        self.running: profile | None = None
+        self.until = ExitStack()
+
+    @property
+    def is_running(self) -> bool:
+        """Does the profile run?"""
+        return self.running is not None
+
+    def open(self) -> bool:
+        """Start the profile, or put a mark in it."""
+        if self.is_closed or (self.running is None and compat.profiler_is_active()):
+            return False
+        if self.running is None:
+            self.until.enter_context(backward_passes(self._begins))
+            self.running = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self.running.start()
+            _RUNNING.add(self)
+        else:
+            mark()
+        return True
+
+    def shut(self) -> None:
+        """Put a mark in the profile."""
+        if self.running is not None:
+            mark()
+
+    def close(self) -> None:
+        """Read the profile: every other span is outside, from the first on."""
+        self.is_closed = True
+        self.until.close()
+        if self.running is not None:
+            self.running.stop()
+            self.rises = spans([*timeline(self.running), None])[::2]
+            self.running = None
+            _RUNNING.discard(self)
+
+    def _begins(self, phase: str) -> None:
+        if phase == FORWARD:
+            self.then()
+
+
+_RUNNING: weakref.WeakSet[CpuMeter] = weakref.WeakSet()  # one at most: a process has one profiler
+
+
+def give_way() -> None:
+    """End what is measured on the CPU, for somebody who needs the profiler."""
+    for meter in list(_RUNNING):
+        meter.close()
+
+
+class CudaMeter:
+    """By what the caching allocator counts; the peak that it knows begins anew with each span."""
+
+    is_exclusive = is_running = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.rises: list[Span] = []
+        self.device, self.before = device, 0
+
+    def open(self) -> bool:
+        """Remember what is there."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.before = torch.cuda.memory_allocated(self.device)
+        return True
+
+    def shut(self) -> None:
+        """Compare."""
+        peak = torch.cuda.max_memory_allocated(self.device)
+        self.rises.append((peak - self.before, torch.cuda.memory_allocated(self.device) - self.before))
+
+    def close(self) -> None:
+        """All is read."""
+
+
+def survey_of(args: Iterable[Any], then: Callable[[], object]) -> Survey | None:
+    """A survey on the device of ``args``, or None where a profiler runs already."""
+    device = next((t.device for t in tensors(list(args)) if t.is_cuda), None)
+    if device is not None:
+        return Survey(CudaMeter(device), then)
+    return None if compat.profiler_is_active() else Survey(CpuMeter(then), then)
