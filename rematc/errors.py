@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+OUTSIDE = "what is taken outside of the graph"  # a loss, say, as it stands among values
+
 
 class RematcError(Exception):
     """Base of every error that rematc raises on purpose."""
@@ -64,6 +66,8 @@ class BudgetError(RematcError):
         )
         proven = f"; no plan can do with less than {format_bytes(bound_bytes)}" if bound_bytes else ""
         alive = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+        is_outside = any(name == OUTSIDE for name, _ in largest)
+        inside = "the loss compiled with the model, " if is_outside else ""
         super().__init__(
             f"{head}: the smallest that there is a plan for is "
             f"{format_bytes(minimum_bytes)} ({minimum_bytes} bytes), of which "
@@ -71,7 +75,7 @@ class BudgetError(RematcError):
             f"{proven}.\n"
             f"  in the way: {step}, where that plan peaks; "
             f"largest alive there: {alive or 'nothing'}.\n"
-            f"  what to try: budget={minimum_bytes}, a smaller batch or sequence, "
+            f"  what to try: budget={minimum_bytes}, {inside}a smaller batch or sequence, "
             f"a lower precision, or a smaller reserve."
         )
 

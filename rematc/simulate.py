@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rematc.errors import PlanError
+from rematc.errors import OUTSIDE, PlanError
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 
 BETWEEN = -1  # the step of a peak between forward and backward
-OUTSIDE = "what is taken outside of the graph"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,7 @@ def test_a_budget_that_the_loss_breaks_is_refused_and_the_one_named_is_kept() ->
         step()
     assert refused.value.minimum_bytes == low
     assert refused.value.largest[0][0] == "what is taken outside of the graph"
+    assert "the loss compiled with the model" in str(refused.value)
 
 
 def test_a_loss_in_the_graph_leaves_nothing_outside() -> None:
