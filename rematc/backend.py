@@ -29,7 +29,7 @@ from rematc.resident import epilogue_bytes, gradient_bytes, optimizer_bytes, res
 from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.steps import Steps
-from rematc.survey import Outside
+from rematc.survey import Outside, give_way
 from rematc.target import Target, device_of, target_of
 from rematc.versions import check_torch
 
@@ -48,7 +48,7 @@ def backend(
     inner: Inner = "inductor",
     reserve: int | str = 0,
     optimizer: Any = None,
-    time_limit_s: float = 20.0,
+    time_limit_s: float | None = None,
     gap: float = 0.01,
     costs: str = "auto",
     measure_s: float = 20.0,
@@ -61,8 +61,8 @@ def backend(
     None for no limit. ``inner="inductor"`` compiles the two graphs; ``inner="eager"`` runs them op by
     op, exact to the byte. ``reserve`` (bytes, or "2GB") is kept free for what rematc can't see, and
     ``optimizer`` (an optimizer, or a function from parameters to one) has the bytes of its state
-    kept free. The solver stops after ``time_limit_s`` seconds, or once the plan is proven to be
-    within ``gap`` of the cheapest.
+    kept free. The solver stops after ``time_limit_s`` seconds (None: 2 to 20, by the number of ops), or
+    once the plan is proven to be within ``gap`` of the cheapest.
 
     ``costs`` says what recomputation is taken to cost: "measured" times each distinct op on the device, for
     ``measure_s`` seconds at most, once, and keeps the figures; "roofline" works them out of the
@@ -142,6 +142,7 @@ class _Compiler:
 
     def __call__(self, inputs: Any, given: Given) -> Made:
         """Compile; raises errors of ours as they are."""
+        give_way()  # what is measured on the device while compiling is no part of a step
         options, done, before = self.backend.options, list[Partitioned](), sys.exc_info()[1]
         gm = fx.GraphModule(self.gm, copy.deepcopy(self.gm.graph))  # compilers change what they are given
         try:

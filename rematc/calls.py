@@ -15,7 +15,7 @@ import torch
 
 from rematc import compat
 from rematc.storages import storages, tensors
-from rematc.survey import Survey
+from rematc.survey import Survey, give_way
 
 G = TypeVar("G", bound=Hashable)
 
@@ -67,7 +67,7 @@ class Call(Generic[G]):
     def node_gone(self, _: Any) -> None:
         """Its results are gone, and with them what autograd kept."""
         if self.survey and not self.is_through and not compat.is_in_backward():
-            self.survey.abandon()
+            give_way()
 
     @property
     def is_open(self) -> bool:

@@ -35,7 +35,8 @@ def choices(problem: Problem, solve_options: SolveOptions) -> tuple[Plan, ...]:
     [(18, (1,)), (18, ())]
     """
     problem = problem.with_budget(None)
-    options = replace(solve_options, time_limit_s=solve_options.time_limit_s / (2 + PEAKS * (2 + KEPT)))
+    limit_s = solve_options.for_ops(len(problem.graph.ops))
+    options = replace(solve_options, time_limit_s=limit_s / (2 + PEAKS * (2 + KEPT)))
     all_saved = solve(problem, options)
     found = {all_saved.saved: all_saved}
     for peak_bytes in reversed(spread(problem, PEAKS, options)):

@@ -49,8 +49,9 @@ def fit(
     best: Fitted | None = None
     floor: Plan | None = None
     learned, solve_s, bound_ns = problem, 0.0, None
+    limit_s = options.for_ops(len(problem.graph.ops))
     for _ in range(ROUNDS):
-        left_s = max(LEAST_S, options.time_limit_s - solve_s)
+        left_s = max(LEAST_S, limit_s - solve_s)
         try:
             plan = solve(learned, replace(options, time_limit_s=left_s))
         except BudgetError as e:

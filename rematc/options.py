@@ -18,6 +18,8 @@ Budget = str | int | None
 Inner = Literal["inductor", "eager"]
 COSTS = ("auto", "measured", "roofline")  # or the name of a card
 
+LIMIT_S = (2.0, 0.03, 20.0)  # to search: at the least, for each op, and at the most
+
 
 def _is_number(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
@@ -27,18 +29,34 @@ def _is_number(x: object) -> bool:
 class SolveOptions:
     """How long to search, in seconds, and how close to the proven optimum is close enough.
 
+    Without a time limit it is by the number of ops, as the time that compiling takes is: see `for_ops`.
+
     >>> SolveOptions(time_limit_s=5).gap
     0.01
     """
 
-    time_limit_s: float = 20.0
+    time_limit_s: float | None = None
     gap: float = 0.01
 
     def __post_init__(self) -> None:
-        if not _is_number(self.time_limit_s) or not 0 < self.time_limit_s < math.inf:
-            raise OptionError(f"time_limit_s={self.time_limit_s!r}: give seconds above zero, as in 30")
+        limit = self.time_limit_s
+        if limit is not None and not (_is_number(limit) and 0 < limit < math.inf):
+            raise OptionError(
+                f"time_limit_s={limit!r}: give seconds above zero, as in 30, or None: by the number of ops"
+            )
         if not _is_number(self.gap) or not 0 <= self.gap < math.inf:
             raise OptionError(f"gap={self.gap!r}: give a fraction of at least zero, as in 0.01 for 1 %")
+
+    def for_ops(self, ops: int) -> float:
+        """The time limit for a graph of so many ops, in seconds: 20, and less for one of under 670.
+
+        >>> SolveOptions().for_ops(10), SolveOptions().for_ops(500), SolveOptions().for_ops(10_000)
+        (2.0, 15.0, 20.0)
+        >>> SolveOptions(time_limit_s=5).for_ops(10_000)
+        5
+        """
+        least, each, most = LIMIT_S
+        return min(most, max(least, each * ops)) if self.time_limit_s is None else self.time_limit_s
 
 
 def parse_budget(budget: Budget, device_bytes: int | None = None) -> int | None:

@@ -61,7 +61,7 @@ def partitioner(
     budget: Budget,
     *,
     reserve: int | str = 0,
-    time_limit_s: float = 20.0,
+    time_limit_s: float | None = None,
     gap: float = 0.01,
     costs: str = "auto",
     measure_s: float = 20.0,

@@ -21,7 +21,7 @@ from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import Use, beside, needed, share, smallest
 from rematc.storages import storages
-from rematc.survey import Survey, survey_of
+from rematc.survey import Survey, give_way, survey_of
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Steps:
     def graph(self, compile: Compile, inputs: Any) -> Callable[..., Any]:
         """Compile a graph that Dynamo found; what is returned runs it forward."""
         if self.survey:
-            self.survey.pause(compiles=True)
+            self.survey.pause()
         graph = Compiled(compile, self._first(compile, inputs))
 
         def forward(*args: Any) -> Any:
@@ -56,7 +56,7 @@ class Steps:
             if graph.made.plan is None or compat.is_in_backward() or any(map(compat.is_fake, args)):
                 return graph.made.run(*args)
             if self.survey:
-                self.survey.pause(compiles=not graph.is_chosen)
+                self.survey.pause()
             self._begin(graph, args)
             results = graph.made.run(*args)
             call = self.calls.ran(graph, args, results, graph.use.kept_bytes)
@@ -108,11 +108,9 @@ class Steps:
             self.said_bytes = 0
 
     def _begin_survey(self, graph: Compiled, args: tuple[Any, ...]) -> None:
-        may_begin = graph.surveys < SURVEYS
         if self.survey:  # that of the last step did not come to its end
-            may_begin = may_begin and not self.survey.meter.is_running
-            self.survey.abandon()
-        self.survey = survey_of(args, self._pass_ended) if may_begin else None
+            give_way()
+        self.survey = survey_of(args, self._pass_ended) if graph.surveys < SURVEYS else None
 
     def _pass_ended(self) -> None:
         """A backward pass is through; what was outside is known once all of the step's are."""

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -45,14 +45,11 @@ class Meter(Protocol):
     """Measures spans of a step: how far live bytes rose in each, from its `open` to its `shut`."""
 
     rises: list[Span]
-    is_exclusive: bool  # nothing may be compiled while it measures, and it is read after the backward pass
+    waits: bool  # it is read when the backward pass is over
+    is_whole: bool  # it missed nothing
 
-    @property
-    def is_running(self) -> bool:
-        """Was a span opened, and the meter not closed?"""
-
-    def open(self) -> bool:
-        """A span begins; False if it can't be measured."""
+    def open(self) -> None:
+        """A span begins."""
 
     def shut(self) -> None:
         """It ends; its rise may be known later."""
@@ -72,13 +69,11 @@ class Survey:
         self.meter, self.then = meter, then
         self.calls = self.through = 0  # those that ran forward, and backward too
         self.ends: list[tuple[int, bool, int]] = []  # of spans: the call, is it backward, its bytes
-        self.is_open = self.is_lost = False
+        self.is_open = False
         self.made: set[int] = set()  # storages that the last backward graph handed on
 
-    def pause(self, *, compiles: bool = False) -> None:
+    def pause(self) -> None:
         """Something that is not outside begins: a forward pass, or a compiler."""
-        if compiles and self.meter.is_exclusive:
-            self.abandon()
         self._ends(self.calls, False, 0)
 
     def forward_ends(self) -> None:
@@ -91,7 +86,7 @@ class Survey:
         own = {key: size for key, size in storages(gradients) if key not in self.made}
         self._ends(call, True, sum(own.values()))
         self.through += 1
-        if self.is_over and not self.meter.is_exclusive:
+        if self.is_over and not self.meter.waits:
             self.then()
 
     def backward_ends(self, results: Any) -> None:
@@ -105,15 +100,10 @@ class Survey:
         """Has the backward pass of each call begun?"""
         return self.through == self.calls
 
-    def abandon(self) -> None:
-        """It will not come to an end."""
-        self.meter.close()
-        self.is_lost, self.is_open = True, False
-
     def close(self) -> list[Outside]:
         """What was found for each call; nothing if not all was seen."""
         self.meter.close()
-        if self.is_lost or not self.is_over or len(self.ends) != len(self.meter.rises):
+        if not self.is_over or not self.meter.is_whole:
             return []
         live, held, most = 0, [0] * self.calls, [0] * self.calls
         for (call, is_backward, own_bytes), (peak, end) in zip(self.ends, self.meter.rises, strict=True):
@@ -125,9 +115,8 @@ class Survey:
         return [Outside(h, max(0, m - h)) for h, m in zip(held, most, strict=True)]
 
     def _begins(self) -> None:
-        if not self.is_lost:
-            self.is_open = self.meter.open()
-            self.is_lost = not self.is_open
+        self.is_open = True
+        self.meter.open()
 
     def _ends(self, call: int, is_backward: bool, own_bytes: int) -> None:
         if self.is_open:
@@ -142,35 +131,29 @@ class CpuMeter:
     A profile is bound to its thread, and can't end in a backward pass: ``then`` is called after each. Nor may
     another begin in a compiled region, or in a `record_function`, that was entered while this one ran: torch
     would write the end of that to memory that is gone with this one. So there is one for a step at most, and
-    none where the last had to be stopped as the step began.
+    where one had to give way the next step has none.
     """
 
-    is_exclusive = True
+    waits = True
 
     def __init__(self, then: Callable[[], object]) -> None:
         self.rises: list[Span] = []
-        self.is_closed = False
+        self.is_whole = True
         self.then = then
         self.running: profile | None = None
         self.until = ExitStack()
 
-    @property
-    def is_running(self) -> bool:
-        """Does the profile run?"""
-        return self.running is not None
-
-    def open(self) -> bool:
+    def open(self) -> None:
         """Start the profile, or put a mark in it."""
-        if self.is_closed or (self.running is None and compat.profiler_is_active()):
-            return False
-        if self.running is None:
+        if self.running is not None:
+            mark()
+        elif not self.is_whole or compat.profiler_is_active():
+            self.is_whole = False
+        else:
             self.until.enter_context(backward_passes(self._begins))
             self.running = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self.running.start()
-            _RUNNING.add(self)
-        else:
-            mark()
-        return True
+            _Profiler.holder.add(self)
 
     def shut(self) -> None:
         """Put a mark in the profile."""
@@ -179,42 +162,45 @@ class CpuMeter:
 
     def close(self) -> None:
         """Read the profile: every other span is outside, from the first on."""
-        self.is_closed = True
         self.until.close()
         if self.running is not None:
             self.running.stop()
             self.rises = spans([*timeline(self.running), None])[::2]
             self.running = None
-            _RUNNING.discard(self)
+            _Profiler.holder.discard(self)
 
     def _begins(self, phase: str) -> None:
         if phase == FORWARD:
             self.then()
 
 
-_RUNNING: weakref.WeakSet[CpuMeter] = weakref.WeakSet()  # one at most: a process has one profiler
+class _Profiler:
+    """A process has one: who has it, and whether it was taken away since a survey last asked for it."""
+
+    holder: ClassVar[weakref.WeakSet[CpuMeter]] = weakref.WeakSet()
+    was_taken = False
 
 
 def give_way() -> None:
-    """End what is measured on the CPU, for somebody who needs the profiler."""
-    for meter in list(_RUNNING):
+    """End what is measured on the CPU: somebody compiles or needs the profiler, or nobody goes back."""
+    for meter in list(_Profiler.holder):
         meter.close()
+        meter.is_whole, _Profiler.was_taken = False, True
 
 
 class CudaMeter:
     """By what the caching allocator counts; the peak that it knows begins anew with each span."""
 
-    is_exclusive = is_running = False
+    waits, is_whole = False, True
 
     def __init__(self, device: torch.device) -> None:
         self.rises: list[Span] = []
         self.device, self.before = device, 0
 
-    def open(self) -> bool:
+    def open(self) -> None:
         """Remember what is there."""
         torch.cuda.reset_peak_memory_stats(self.device)
         self.before = torch.cuda.memory_allocated(self.device)
-        return True
 
     def shut(self) -> None:
         """Compare."""
@@ -226,8 +212,9 @@ class CudaMeter:
 
 
 def survey_of(args: Iterable[Any], then: Callable[[], object]) -> Survey | None:
-    """A survey on the device of ``args``, or None where a profiler runs already."""
+    """A survey on the device of ``args``, or None where none is possible now."""
     device = next((t.device for t in tensors(list(args)) if t.is_cuda), None)
     if device is not None:
         return Survey(CudaMeter(device), then)
-    return None if compat.profiler_is_active() else Survey(CpuMeter(then), then)
+    was_taken, _Profiler.was_taken = _Profiler.was_taken, False
+    return None if was_taken or compat.profiler_is_active() else Survey(CpuMeter(then), then)

@@ -78,4 +78,4 @@ def resident(**settings: Any) -> int:
     torch._dynamo.reset()
     backend = eager(**settings)
     torch.compile(net(), backend=backend)(batch())
-    return backend.problems[0].resident_bytes
+    return backend.resident_bytes

@@ -14,7 +14,7 @@ import rematc
 from benchmarks import gpu
 from benchmarks.gpu import FREE, Cell, Clock, Row, claims, table
 from benchmarks.gpu_models import MODELS, Segment, Training, built, sqrt_of
-from rematc.solve import solver
+from rematc import options
 
 CPU = torch.device("cpu")
 BASE = Row("m", FREE, 100, measured_bytes=1100, seconds=2.0)
@@ -92,7 +92,7 @@ def test_it_runs_where_there_is_no_gpu(
     monkeypatch.setattr(gpu, "cells", cells)
     monkeypatch.setattr(gpu, "gpu_tests", lambda: (0, "1 skipped"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(solver, "LOWEST_S", 1.0)
+    monkeypatch.setattr(options, "LIMIT_S", (1.0, 0.0, 1.0))
     file = tmp_path / "gpu.json"
     assert gpu.main(["--names", "llama-1b", "--minutes", "5", "--json", str(file)]) == 0
     free, ours, refused, each = json.loads(file.read_text())["rows"]

@@ -95,9 +95,12 @@ def floor_of(name: str) -> int:
 
 # aot_eager itself reads the new vector in the backward pass of `Spectral`, so plain eager is the judge there.
 @pytest.mark.parametrize(("name", "judge"), [("norm", "aot_eager"), ("spectral", "eager")])
-def test_recomputation_reads_the_state_from_before_the_step(name: str, judge: str) -> None:
+def test_recomputation_reads_the_state_from_before_the_step(
+    name: str, judge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Statistics, parameters and gradients over several steps are the same to the bit."""
     expected = state_after(name, judge)
+    monkeypatch.setattr("rematc.steps.SURVEYS", 0)  # a loss that is counted would leave more room
     backend = rematc.backend(floor_of(name), inner="eager")
     ours = state_after(name, backend)
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))

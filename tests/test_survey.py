@@ -17,7 +17,7 @@ import rematc
 from rematc.allocations import Span
 from rematc.compat import profiler_is_active
 from rematc.measure import measure
-from rematc.survey import CudaMeter, Outside, Survey, survey_of
+from rematc.survey import CudaMeter, Outside, Survey, give_way, survey_of
 from tests.blocks import Block, Model, batch, gradients, made, step_of
 
 pytestmark = [
@@ -242,15 +242,14 @@ def test_the_profiler_is_left_alone() -> None:
 class Told:
     """A meter that is told what it measures."""
 
-    is_exclusive, is_running = False, False
+    waits, is_whole = False, True
 
     def __init__(self, rises: list[Span]) -> None:
         self.rises = rises
         self.opened = self.shut_ = 0
 
-    def open(self) -> bool:
+    def open(self) -> None:
         self.opened += 1
-        return True
 
     def shut(self) -> None:
         self.shut_ += 1
@@ -298,7 +297,8 @@ def test_a_step_that_a_compiler_interrupts_tells_nothing_where_that_would_count(
     survey = survey_of([torch.ones(1)], lambda: None)
     assert survey is not None
     survey.forward_ends()
-    survey.pause(compiles=True)
+    survey.pause()
+    give_way()
     survey.forward_ends()
     survey.backward_begins(1, [])
     survey.backward_ends([])
@@ -306,6 +306,8 @@ def test_a_step_that_a_compiler_interrupts_tells_nothing_where_that_would_count(
     assert survey.is_over
     assert survey.close() == []
     assert not profiler_is_active()
+    assert survey_of([torch.ones(1)], lambda: None) is None
+    assert survey_of([torch.ones(1)], lambda: None) is not None
 
 
 def test_on_cuda_it_is_what_the_allocator_counts() -> None:

@@ -26,7 +26,6 @@ from rematc.solve.spans import tightest
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
-LOWEST_S = 20.0  # for the smallest budget that can be met
 DEFAULT = SolveOptions()
 FALLEN_BACK = (
     "the MILP found no cheaper plan within the time limit; this is the greedy one; "
@@ -35,7 +34,7 @@ FALLEN_BACK = (
 
 
 def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: int | None = None) -> Plan:
-    """The cheapest plan for ``problem`` that could be found within ``options.time_limit_s``.
+    """The cheapest plan for ``problem`` that could be found within the time limit of ``options``.
 
     ``budget_bytes``, resident included, stands in for the problem's own. The plan's ``bound_ns`` is a lower
     bound on the cost of every plan that recomputes right before a backward op that reads forward memory, with
@@ -93,7 +92,7 @@ def _solve_exactly(problem: Problem, options: SolveOptions) -> Plan:
 
 def _exact(problem: Problem, options: SolveOptions) -> Found:
     merged = unmerged(reduce(problem, pauses=1))
-    deadline = Deadline.after(options.time_limit_s)
+    deadline = Deadline.after(options.for_ops(len(problem.graph.ops)))
     return search(problem, merged, complete(merged.core), 0.0, deadline)
 
 
@@ -113,7 +112,7 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
 
 def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started: float) -> Plan:
     assert problem.budget_bytes is not None
-    merged, limit_s = merge(whole.core), options.time_limit_s
+    merged, limit_s = merge(whole.core), options.for_ops(len(problem.graph.ops))
     end, search_end = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
 
     def starts() -> list[Written]:
@@ -149,7 +148,8 @@ def _tightest(problem: Problem, merged: Merged) -> Written:
     """Where dropping finds nothing that fits: the plan with the lowest peak, or a refusal."""
     assert problem.budget_bytes is not None
     start = expand(problem, merged, keep_all(merged.core))
-    written, bound_bytes = lowest(problem, merged, start, Deadline.after(LOWEST_S))
+    limit_s = DEFAULT.for_ops(len(problem.graph.ops))  # that of ``options`` is for cheaper plans
+    written, bound_bytes = lowest(problem, merged, start, Deadline.after(limit_s))
     if written.plan.peak_bytes > problem.budget_bytes:
         raise refusal(problem, written.plan, bound_bytes)
     return written
