@@ -5,6 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 LINKS := build/types
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile  # what one file compiles is compiled once
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bench lint types format clean
@@ -16,10 +17,10 @@ demo: $(STAMP) ## Train a model under a budget that it does not fit without rema
 	$(BIN)/python -m benchmarks.demo
 
 test: lint ## Lint, types, and all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(PYTEST) -m "not slow"
 
 test-all: lint ## The same with the slow tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 bench: $(STAMP) ## Run again what the README claims
 	$(BIN)/python -m benchmarks
