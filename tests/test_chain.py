@@ -70,7 +70,7 @@ def test_a_choice_that_keeps_more_makes_less_again() -> None:
 @pytest.mark.parametrize("budget", [4, 5, 6, 7])
 def test_on_a_uniform_chain_one_block_more_makes_up_for_what_is_rounded(budget: int) -> None:
     problem = chain(12)
-    best = solve(problem, SolveOptions(gap=0.0), budget_bytes=budget)
+    best = solve(problem, SolveOptions(time_limit_s=60, gap=0.0), budget_bytes=budget)
     assert best.bound_ns == best.cost_ns
     roomier = problem.with_budget(budget + 1)
     plans = chain_plans(roomier, unmerged(reduce(roomier)))

@@ -23,6 +23,7 @@ from rematc.options import Options, SolveOptions
 from rematc.trace import plan_model
 from tests.zoo import ZOO, Case
 from tests.zoo_more import ALL
+from tests.zoo_wide import WIDE
 
 QUICK_SHARES = (0.0, 0.5, None)  # of the way from the floor x 1.02 to saving everything
 SHARES = [
@@ -30,6 +31,7 @@ SHARES = [
     for s in (0.0, 0.15, 0.3, 0.5, 0.85, None)
 ]
 SEED = 3
+EVERY = {**ALL, **WIDE}
 State = list[Tensor | None]
 
 
@@ -75,14 +77,14 @@ def clear(case: Case) -> None:
 
 @functools.cache
 def reference(name: str) -> State:
-    case = ALL[name]()
+    case = EVERY[name]()
     return state_after(case, compiled(case, "aot_eager"))
 
 
 @functools.cache
 def limits(name: str, inner: Any = "eager") -> tuple[int, int, int]:
     """Resident bytes, the smallest budget, and the peak of the cheapest plan."""
-    case, solve = ALL[name](), SolveOptions(time_limit_s=2)
+    case, solve = EVERY[name](), SolveOptions(time_limit_s=2)
     tiny, free = (Options(budget, inner, solve=solve, measure_s=1.0) for budget in (1, None))
     torch._dynamo.reset()
     with pytest.raises(rematc.BudgetError) as refused:
@@ -111,8 +113,12 @@ def same_bits(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) ->
 def test_op_by_op_the_budget_bounds_the_peak_and_the_gradients_are_the_same(
     name: str, share: float | None
 ) -> None:
+    holds_op_by_op(name, share)
+
+
+def holds_op_by_op(name: str, share: float | None) -> None:
     budget, resident, expected = budget_for(name, share), limits(name)[0], reference(name)
-    case = ALL[name]()
+    case = EVERY[name]()
     backend = rematc.backend(budget, inner="eager", time_limit_s=2, measure_s=1.0)
     run = compiled(case, backend)
     assert same_bits(state_after(case, run), expected)
@@ -166,12 +172,16 @@ INDUCTOR = [
 def test_under_inductor_the_budget_bounds_the_peak_and_gradients_are_equal_within_rounding(
     name: str, share: float | None
 ) -> None:
+    holds_under_inductor(name, share)
+
+
+def holds_under_inductor(name: str, share: float | None) -> None:
     budget = budget_for(name, share, "inductor")
     resident = limits(name, "inductor")[0]
-    case = ALL[name]()
+    case = EVERY[name]()
     silence_dropout(case)
     expected = state_after(case, compiled(case, "aot_eager"))
-    case = ALL[name]()
+    case = EVERY[name]()
     silence_dropout(case)
     backend = rematc.backend(budget, inner="inductor", time_limit_s=2, measure_s=1.0)
     run = compiled(case, backend)
