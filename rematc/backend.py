@@ -10,27 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx
 
 from rematc import compat, plans
 from rematc.baselines import min_cut
 from rematc.cache import cache_folder
-from rematc.capture import Capture, capture
 from rematc.compiled import ALONE, Given, Made
 from rematc.errors import RematcError, error_of_ours, format_bytes, refused
 from rematc.fit import fit
 from rematc.lower import op_by_op
-from rematc.options import Budget, Inner, Options, SolveOptions, parse_budget
-from rematc.passes import canonicalize, split
+from rematc.options import Budget, Inner, Options, SolveOptions
+from rematc.passes import split
 from rematc.plan import Plan
+from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
-from rematc.resident import epilogue_bytes, gradient_bytes, optimizer_bytes, resident_bytes
+from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.steps import Steps
 from rematc.survey import Outside, give_way
-from rematc.target import Target, device_of, target_of
+from rematc.target import target_of
 from rematc.versions import check_torch
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ TIGHT = (
     "under a budget of %s recomputation takes %.1f times as long as the forward pass, by estimate: "
     "python -m rematc.explain shows what a larger one would take"
 )
-NUMBER = 8  # bytes, at the most
 _STEPS: weakref.WeakValueDictionary[Options, Steps] = weakref.WeakValueDictionary()
 
 
@@ -223,7 +221,9 @@ def partition(
     """
     folder = cache_folder()
     target = target_of(joint, options, folder)
-    given = replace(given, outside=given.outside | _of_a_loss(joint, target))
+    given = replace(given, outside=given.outside | of_a_loss(joint, target))
+    if given.plan is None:
+        say_if_checkpointed(joint)
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
     posed, peak_of_code = problem, None
     known = given.plan or plans.load(problem, options.solve, folder)
@@ -247,54 +247,6 @@ def partition(
     return Partitioned(forward, backward, problem, plan, given.outside, peak_of_code)
 
 
-def pose(
-    joint: fx.GraphModule,
-    num_fwd_outputs: int,
-    options: Options,
-    state_bytes: int = 0,
-    given: Given = ALONE,
-    target: Target | None = None,
-) -> tuple[Capture, Problem]:
-    """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
-    target = target or target_of(joint, options, cache_folder())
-    _fix_sizes(joint)
-    canonicalize(joint, num_fwd_outputs)
-    captured = capture(joint, num_fwd_outputs, allocation_bytes=target.allocation_bytes)
-    nodes = [nodes[0] for nodes in captured.nodes]
-    prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")
-    costs = tuple(map(prices.of, nodes))
-    resident = given.resident_bytes
-    if resident is None:
-        there = resident_bytes(captured.graph, device_of(joint), given.others_bytes)
-        resident = there + options.reserve_bytes + state_bytes
-    budget = given.budget_bytes or parse_budget(options.budget, target.memory_bytes)
-    there, meanwhile = resident + given.outside.held_bytes, given.outside.meanwhile_bytes
-    problem = Problem(
-        captured.graph, costs, budget, there, epilogue_bytes(joint, captured), meanwhile_bytes=meanwhile
-    )
-    if options.inner == "eager":
-        return captured, problem
-    from rematc.inductor import in_kernels
-
-    try:
-        return in_kernels(joint, num_fwd_outputs, captured, problem, prices)
-    except RematcError as e:
-        log.warning("what Inductor fuses can't be read (%s); the plan is for single ops, and coarser", e)
-        return captured, problem
-
-
-def _of_a_loss(joint: fx.GraphModule, target: Target) -> Outside:
-    """A loss that is computed outside of the graph is a number at the least, and its gradient is one."""
-    tangents = [n for n in joint.graph.find_nodes(op="placeholder") if compat.is_tangent(n)]
-    is_outside = any(compat.hint(n.meta["val"].numel()) > 1 for n in tangents)
-    return Outside(2 * max(NUMBER, target.allocation_bytes)) if is_outside else Outside()
-
-
-def _recomputable(captured: Capture) -> list[fx.Node]:
-    ops = zip(captured.graph.ops, captured.nodes, strict=True)
-    return [nodes[0] for op, nodes in ops if op.phase == "forward" and not op.pin]
-
-
 def describe(plan: Plan) -> str:
     """One line for the log."""
     limit = "none" if plan.budget_bytes is None else f"{plan.budget_bytes / 1e6:.1f} MB"
@@ -303,14 +255,3 @@ def describe(plan: Plan) -> str:
         f"{plan.cost_ns / 1e6:.2f} ms, gap {plan.gap:.2%}, "
         f"{plan.status} by {plan.strategy} in {plan.solve_s:.1f} s"
     )
-
-
-def _fix_sizes(joint: fx.GraphModule) -> None:
-    """Make every size of an input that Dynamo left open the one that the trace saw.
-
-    A plan keeps its budget at these sizes and no others; others are compiled, and planned, anew.
-    """
-    for node in joint.graph.find_nodes(op="placeholder"):
-        val = node.meta.get("val")
-        for size in val.shape if isinstance(val, torch.Tensor) else ():
-            int(size)  # a guard, where the size is symbolic

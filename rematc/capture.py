@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from rematc import compat
 from rematc.errors import CaptureError
 from rematc.graph import Graph, Op, Phase, Value
 
 SNAPSHOT = "rematc_snapshot"  # meta key of a clone that keeps an input's old value
+CHECKPOINTED = "recompute"  # torch's meta key of what stands in `torch.utils.checkpoint`, and its policy
 # Ops of these namespaces compute what their schema says and nothing else; others may have effects.
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims"})
 COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
@@ -143,7 +145,7 @@ class _Reader:
             inputs=tuple(reads),
             outputs=tuple(outputs),
             phase=phase,
-            pin=needed or pin,
+            pin=needed or pin or policy_of(node),
             needed=needed,
             module=module_path(node),
         )
@@ -186,6 +188,12 @@ def pin_of(node: fx.Node) -> str | None:
     if namespace not in PURE_NAMESPACES:
         return f"effect: custom op of {namespace!r}, which may do more than its result shows"
     return "effect" if compat.is_impure(node) else None
+
+
+def policy_of(node: fx.Node) -> str | None:
+    """What a policy of selective checkpointing in the model asks for, if that is to save the result."""
+    is_saved = node.meta.get(CHECKPOINTED) is CheckpointPolicy.MUST_SAVE
+    return "saved: a checkpoint policy in the model says so" if is_saved else None
 
 
 def must_run(node: fx.Node) -> str | None:

@@ -14,11 +14,12 @@ import torch
 from torch import fx, nn
 
 from rematc import compat
-from rematc.backend import partition, pose
+from rematc.backend import partition
 from rematc.capture import Capture
 from rematc.errors import CaptureError
 from rematc.options import Options
 from rematc.plan import Plan
+from rematc.pose import pose
 from rematc.problem import Problem
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.versions import check_torch

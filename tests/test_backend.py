@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import rematc
 from rematc.baselines import save_all
@@ -44,6 +45,21 @@ def test_a_budget_that_cannot_be_met_is_refused_at_every_call(suppress: bool) ->
     assert f"in the way: {error.step}," in str(error)
     assert f"budget={error.minimum_bytes}" in str(error)
     assert all(name in str(error) for name, _ in error.largest)
+
+
+def test_checkpoints_in_the_model_are_no_longer_needed_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net()
+    plain = eager("1MB")
+    expected = gradients(model, torch.compile(model, backend=plain))
+    assert "torch.utils.checkpoint" not in caplog.text
+    torch._dynamo.reset()
+    backend = eager("1MB")
+    run = torch.compile(lambda x: checkpoint(model, x, use_reentrant=False), backend=backend)
+    assert same_bits(gradients(model, run), expected)
+    assert "regions under torch.utils.checkpoint" in caplog.text
+    assert backend.plans[0].cost_ns == plain.plans[0].cost_ns == 0
 
 
 def test_a_plan_that_costs_more_than_a_forward_pass_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

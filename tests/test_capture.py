@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from rematc import compat
 from rematc.capture import Capture, capture
@@ -168,6 +170,28 @@ def test_no_forward_op_reads_a_tangent_and_effects_of_forward_stay_there() -> No
     assert all(o.phase == "forward" for o in graph.ops if o.needed)
     reads = {v for o in graph.ops if o.phase == "forward" for v in o.inputs}
     assert not reads & set(graph.tangents)
+
+
+def products_saved(x: Tensor) -> Tensor:
+    """A region whose policy saves the matrix product."""
+
+    def policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        is_product = op is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    found: Tensor = checkpoint(
+        lambda y: (y @ y.t()).sin().exp(), x, use_reentrant=False, context_fn=contexts
+    ).sum()
+    return found
+
+
+def test_what_a_checkpoint_policy_must_save_is_pinned_and_nothing_else_of_its_region() -> None:
+    graph = graph_of(products_saved, needs_grad(4, 4))
+    pins = {o.target.split(".")[1]: o.pin for o in graph.ops if o.phase == "forward"}
+    assert pins["mm"] is not None and pins["mm"].startswith("saved: a checkpoint policy")
+    assert pins["sin"] is pins["exp"] is None
+    assert all(o.needed is None for o in graph.ops)
 
 
 def test_every_pin_is_a_word_or_a_sentence() -> None:

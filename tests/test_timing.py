@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rematc.backend import pose
 from rematc.costs import Call, Table, made_up, table, time_ops, timing
 from rematc.costs.roofline import is_free
 from rematc.costs.workspace import workspaces
 from rematc.options import Options
+from rematc.pose import pose
 from tests.damaged import read_damaged, saying
 from tests.test_capture import joint_of
 from tests.test_costs import RATES, leaf, ops_of

@@ -1,0 +1,93 @@
+"""Joint graph -> the problem that it poses: what it is made of, what that costs, what there is beside it."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import fx
+
+from rematc import compat
+from rematc.cache import cache_folder
+from rematc.capture import CHECKPOINTED, Capture, capture
+from rematc.compiled import ALONE, Given
+from rematc.errors import RematcError
+from rematc.options import Options, parse_budget
+from rematc.passes import canonicalize
+from rematc.problem import Problem
+from rematc.resident import epilogue_bytes, resident_bytes
+from rematc.survey import Outside
+from rematc.target import Target, device_of, target_of
+
+log = logging.getLogger(__name__)
+
+NUMBER = 8  # bytes, at the most
+CHECKPOINTS = (
+    "the model has regions under torch.utils.checkpoint (gradient_checkpointing, say): what is in them is "
+    "planned with all else, and what a policy must save is saved; without them it compiles faster"
+)
+
+
+def pose(
+    joint: fx.GraphModule,
+    num_fwd_outputs: int,
+    options: Options,
+    state_bytes: int = 0,
+    given: Given = ALONE,
+    target: Target | None = None,
+) -> tuple[Capture, Problem]:
+    """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
+    target = target or target_of(joint, options, cache_folder())
+    _fix_sizes(joint)
+    canonicalize(joint, num_fwd_outputs)
+    captured = capture(joint, num_fwd_outputs, allocation_bytes=target.allocation_bytes)
+    nodes = [nodes[0] for nodes in captured.nodes]
+    prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")
+    costs = tuple(map(prices.of, nodes))
+    resident = given.resident_bytes
+    if resident is None:
+        there = resident_bytes(captured.graph, device_of(joint), given.others_bytes)
+        resident = there + options.reserve_bytes + state_bytes
+    budget = given.budget_bytes or parse_budget(options.budget, target.memory_bytes)
+    there, meanwhile = resident + given.outside.held_bytes, given.outside.meanwhile_bytes
+    problem = Problem(
+        captured.graph, costs, budget, there, epilogue_bytes(joint, captured), meanwhile_bytes=meanwhile
+    )
+    if options.inner == "eager":
+        return captured, problem
+    from rematc.inductor import in_kernels
+
+    try:
+        return in_kernels(joint, num_fwd_outputs, captured, problem, prices)
+    except RematcError as e:
+        log.warning("what Inductor fuses can't be read (%s); the plan is for single ops, and coarser", e)
+        return captured, problem
+
+
+def of_a_loss(joint: fx.GraphModule, target: Target) -> Outside:
+    """A loss that is computed outside of the graph is a number at the least, and its gradient is one."""
+    tangents = [n for n in joint.graph.find_nodes(op="placeholder") if compat.is_tangent(n)]
+    is_outside = any(compat.hint(n.meta["val"].numel()) > 1 for n in tangents)
+    return Outside(2 * max(NUMBER, target.allocation_bytes)) if is_outside else Outside()
+
+
+def _recomputable(captured: Capture) -> list[fx.Node]:
+    ops = zip(captured.graph.ops, captured.nodes, strict=True)
+    return [nodes[0] for op, nodes in ops if op.phase == "forward" and not op.pin]
+
+
+def say_if_checkpointed(joint: fx.GraphModule) -> None:
+    """Recomputation that the model asks for itself is not needed."""
+    if any(CHECKPOINTED in node.meta for node in joint.graph.nodes):
+        log.warning(CHECKPOINTS)
+
+
+def _fix_sizes(joint: fx.GraphModule) -> None:
+    """Make every size of an input that Dynamo left open the one that the trace saw.
+
+    A plan keeps its budget at these sizes and no others; others are compiled, and planned, anew.
+    """
+    for node in joint.graph.find_nodes(op="placeholder"):
+        val = node.meta.get("val")
+        for size in val.shape if isinstance(val, torch.Tensor) else ():
+            int(size)  # a guard, where the size is symbolic
