@@ -5,6 +5,7 @@ Each event has its address. Of a block that was allocated before the profiler ra
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -12,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.profiler import profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from rematc import compat
 
@@ -23,6 +24,12 @@ FORWARD, BACKWARD = "forward", "backward"
 
 Event = tuple[int, int] | None  # (address, bytes; below zero for a free), or a mark
 Span = tuple[int, int]  # bytes above those at its beginning: the most, and at its end
+
+
+def memory_profile() -> profile:
+    """A profile of the CPU's allocations; it does not write to the terminal, as torch's do."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the first one of the process starts
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
 
 def mark() -> None:

@@ -36,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["no_such_file.py"])
     2
     """
-    # Read by the profiler's library when it is first used; it writes to stderr at every profile.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         args = _parser().parse_args(argv)
     except SystemExit as e:  # argparse has said what is wrong, or what --help asked for

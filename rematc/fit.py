@@ -127,7 +127,9 @@ def _smallest(
     if cheaper.cost_ns < found.plan.cost_ns:
         other = _lowered(problem, judged(problem, cheaper), peak_of_code)
         found = other if _fits(other) else found
-    return Fitted(found.problem, _noted(found.plan))
+    plan = found.plan
+    plan = replace(plan, status="optimal") if plan.cost_ns <= plan.bound_ns else plan
+    return Fitted(found.problem, _noted(plan))
 
 
 def _lowest(problem: Problem, options: SolveOptions) -> Plan:

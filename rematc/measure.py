@@ -19,10 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from rematc import compat
-from rematc.allocations import FORWARD, Span, backward_passes, mark, spans, timeline
+from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
 from rematc.survey import give_way
 
 UPDATE = "update"
@@ -100,7 +99,7 @@ def measure_each(prepare: Iterable[Callable[[], Callable[[], object]]]) -> list[
     marks = _Marks()
     durations_ns = []
     give_way()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+    with memory_profile() as prof:
         for make in prepare:
             step = make()
             marks.begin(FORWARD)

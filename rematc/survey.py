@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from rematc import compat
-from rematc.allocations import FORWARD, Span, backward_passes, mark, spans, timeline
+from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
 from rematc.storages import storages, tensors
 
 
@@ -151,7 +151,7 @@ class CpuMeter:
             self.is_whole = False
         else:
             self.until.enter_context(backward_passes(self._begins))
-            self.running = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self.running = memory_profile()
             self.running.start()
             _Profiler.holder.add(self)
 

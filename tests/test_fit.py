@@ -122,6 +122,13 @@ def test_of_the_plans_that_are_as_low_the_cheapest_is_taken() -> None:
     assert found.plan.cost_ns == solve(chain(least.value.minimum_bytes), OPTIONS).cost_ns
 
 
+def test_what_recomputes_nothing_is_optimal_though_the_graph_alone_would_not_fit() -> None:
+    short = graphs.chain(1)
+    problem = short.with_budget(solve(short, OPTIONS).peak_bytes - 1)
+    plan = fit(problem, OPTIONS, Code(problem, 0.5, 0)).plan
+    assert (plan.cost_ns, plan.gap, plan.status) == (0, 0.0, "optimal")
+
+
 def test_the_bound_is_the_lowest_that_was_met() -> None:
     """With the room that the code leaves, less is recomputed: then less is proven, and no more claimed."""
     free = solve(chain(10**9), OPTIONS)
