@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_models import holds_op_by_op, holds_under_inductor
-from tests.zoo_wide import WIDE
+import rematc
+from tests.test_models import (
+    clear,
+    compiled,
+    holds_op_by_op,
+    holds_under_inductor,
+    peak_of,
+    same_bits,
+    state_after,
+)
+from tests.zoo_wide import SEVERAL, WIDE
 
 SHARES = (0.0, 0.5)  # of the way from the floor x 1.02 to saving everything
 QUICK = ("qwen3", "t5")
@@ -27,6 +36,32 @@ def test_under_inductor_the_budget_holds_and_gradients_are_equal_within_rounding
     name: str, share: float
 ) -> None:
     holds_under_inductor(name, share)
+
+
+def needed_by_six_steps(name: str, budget: int) -> int:
+    """The predicted peak of a model of several graphs, once it was asserted."""
+    case = SEVERAL[name]()
+    expected = state_after(case, lambda **inputs: case.loss(case.model(**inputs)))
+    backend = rematc.backend(budget, inner="eager")
+    case = SEVERAL[name]()
+    run = compiled(case, backend)
+    for _ in range(6):
+        got = state_after(case, run)
+        clear(case)
+    assert same_bits(got, expected)
+    assert len(backend.plans) > 1
+    predicted = max(plan.peak_bytes for plan in backend.plans)
+    assert backend.resident_bytes + peak_of(case, run) <= predicted <= budget
+    return predicted
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("name", SEVERAL)
+def test_models_of_several_graphs_share_a_budget(name: str) -> None:
+    """The bits are eager's; op by op, no graph is another for what lies between them."""
+    free = needed_by_six_steps(name, 10**9)
+    needed_by_six_steps(name, int(0.9 * free))
 
 
 def test_there_are_more_than_forty() -> None:
