@@ -78,6 +78,30 @@ def spans(events: Iterable[Event]) -> list[Span]:
     return found
 
 
+def every_other_span(events: Iterable[Event]) -> list[Span]:
+    """The spans up to the first mark, and from each second mark to the next.
+
+    What was allocated in the others is not theirs to free.
+    """
+    alive: dict[int, int] = {}
+    live = base = peak = n = 0
+    found = []
+    for event in events:
+        if event is None:
+            if n % 2 == 0:
+                found.append((peak - base, live - base))
+            n, base, peak = n + 1, live, live
+            continue
+        address, size = event
+        if size > 0 and n % 2 == 0:
+            alive[address] = size
+            live += size
+            peak = max(peak, live)
+        else:
+            live -= alive.pop(address, 0)
+    return found
+
+
 @contextmanager
 def backward_passes(begin: Callable[[str], None]) -> Iterator[None]:
     """Say `BACKWARD` when autograd begins a backward pass, `FORWARD` once it is through.

@@ -72,7 +72,7 @@ def backend(
     Raises `OptionError` for a setting that can't be read. Compiling raises `BudgetError` where no
     plan fits, with the smallest budget that does.
 
-    >>> import rematc
+    >>> import rematc, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     >>> fits = rematc.backend(budget="2MB", inner="eager")
     >>> torch.compile(model, backend=fits)(torch.ones(32, 64)).sum().backward()

@@ -295,11 +295,6 @@ def holds_tangents() -> bool:
     return torch_version() < (2, 13)
 
 
-def profiler_is_active() -> bool:
-    """Does a torch profiler run in this thread? There can't be a second one."""
-    return bool(torch.autograd._profiler_enabled())
-
-
 @contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
     """Keep torch from logging a traceback for an op that fails in the trace: the error says it too."""

@@ -75,12 +75,13 @@ class Option:
 class Compiled:
     """One graph; ``made`` is what runs. While not ``is_chosen``, another plan is to be chosen for it.
 
-    ``outside``: what surveys of its steps found by now. ``surveys``: of steps that it begins.
+    ``outside``: what surveys of its steps found by now. ``surveys`` of steps that it begins were
+    made, ``tries`` begun.
     """
 
     def __init__(self, compile: Compile, made: Made) -> None:
         self.compile, self.made = compile, made
-        self.outside, self.surveys = made.outside, 0
+        self.outside, self.surveys, self.tries = made.outside, 0, 0
         self.options: list[Option] = []  # once they were searched
         self.is_chosen = True
 

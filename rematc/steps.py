@@ -4,6 +4,8 @@ Dynamo compiles a model of several graphs (graph breaks, blocks compiled one by 
 runs each before it finds the next. So the first graph is planned as if it were alone, and each later one with
 what those before it keep; what that needs above the budget is said. When the next step begins all graphs are
 known: each gets a plan by `rematc.share`, and is compiled once more where that is another one.
+
+What lies outside of all graphs is found by `rematc.survey` in the first steps, and then counted with each.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import Use, beside, needed, share, smallest
 from rematc.storages import storages
-from rematc.survey import Survey, give_way, survey_of
+from rematc.survey import Survey, survey_of
 
 log = logging.getLogger(__name__)
 
-SURVEYS = 3  # steps that one graph begins which are followed, to find out what lies outside of all graphs
+SURVEYS, TRIES = 3, 12  # steps that one graph begins and that are followed, to find what is outside
 OUTSIDE = (
     "this step takes %s, above the budget of %s: up to %s are taken outside of the compiled graph, as by a "
     "loss. That is planned for from the next step on; if the loss is compiled with the model, it takes less"
@@ -44,6 +46,7 @@ class Steps:
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
         self.survey: Survey | None = None
+        self.followed: list[Call[Compiled]] = []  # by that survey, in order
 
     def graph(self, compile: Compile, inputs: Any) -> Callable[..., Any]:
         """Compile a graph that Dynamo found; what is returned runs it forward."""
@@ -61,6 +64,7 @@ class Steps:
             results = graph.made.run(*args)
             call = self.calls.ran(graph, args, results, graph.use.kept_bytes)
             if self.survey and call.nodes:
+                self.followed.append(call)
                 call.watched(self.survey)
             return results
 
@@ -108,23 +112,29 @@ class Steps:
             self.said_bytes = 0
 
     def _begin_survey(self, graph: Compiled, args: tuple[Any, ...]) -> None:
-        if self.survey:  # that of the last step did not come to its end
-            give_way()
-        self.survey = survey_of(args, self._pass_ended) if graph.surveys < SURVEYS else None
+        if self.survey:  # the last step did not come to its end, as a GAN's first does not
+            self._end_survey()
+        self.survey, self.followed = None, []
+        if graph.surveys < SURVEYS and graph.tries < TRIES:
+            self.survey = survey_of(args, self._pass_ended)
+            graph.tries += 1
 
     def _pass_ended(self) -> None:
         """A backward pass is through; what was outside is known once all of the step's are."""
-        survey, calls = self.survey, [call for call in self.calls.running if call.nodes]
-        if survey is None or not survey.is_over:
-            return
-        self.survey, found = None, survey.close()
-        if not found or len(found) != len(calls):
-            return
-        calls[0].graph.surveys += 1
-        for call, outside in zip(calls, found, strict=True):
+        if self.survey and self.survey.is_over:
+            self._end_survey()
+        elif self.survey:
+            self.survey.pass_ends()
+
+    def _end_survey(self) -> None:
+        assert self.survey is not None
+        found, self.survey = self.survey.close(), None
+        for call, outside in zip(self.followed, found, strict=False):  # none if it missed some
             call.graph.outside |= outside
-        if len(calls) == 1:
-            self._count_outside(calls[0].graph)
+        if found:
+            self.followed[0].graph.surveys += 1
+        if len(found) == 1:
+            self._count_outside(self.followed[0].graph)
 
     def _plan_alone(self, graph: Compiled, args: tuple[Any, ...], held: int) -> None:
         """Is there more beside a graph, alone in its step, than it was planned for?"""
@@ -132,14 +142,15 @@ class Steps:
         gradients = max(made.accumulated_bytes, gradient_bytes(args, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
-        if more:
-            text = "%s more are resident from now on: gradients that accumulate, or results that are held"
-            log.info(text, format_bytes(more))
-        if graph.beside_bytes + more + graph.use.peak_bytes > self.budget_bytes:
-            graph.made = graph.compile(list(args), Given(held, outside=graph.outside))
-        elif more or graph.outside != made.outside:
+        if not more and graph.outside == made.outside:
+            return
+        text = "%s more are resident from now on: gradients that accumulate, results that are held, a loss"
+        log.info(text, format_bytes(more + graph.outside.held_bytes - made.outside.held_bytes))
+        if graph.beside_bytes + more + graph.use.peak_bytes <= self.budget_bytes:
             graph.count(graph.beside_bytes + more)
             graph.made = replace(graph.made, accumulated_bytes=gradients, others_bytes=held)
+        else:
+            graph.made = graph.compile(list(args), Given(held, outside=graph.outside))
 
     def _count_outside(self, graph: Compiled) -> None:
         """The same once it is known what is outside, in the step that showed it."""

@@ -7,6 +7,7 @@ allocated from an end to the next beginning is outside.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -16,8 +17,16 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch.profiler import profile
 
-from rematc import compat
-from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
+from rematc.allocations import (
+    FORWARD,
+    Span,
+    backward_passes,
+    every_other_span,
+    mark,
+    memory_profile,
+    timeline,
+)
+from rematc.compat_profiler import before_profiles, profiler_is_taken
 from rematc.storages import storages, tensors
 
 
@@ -95,15 +104,21 @@ class Survey:
         if not self.is_over:
             self._begins()
 
+    def pass_ends(self) -> None:
+        """Autograd is through with a backward pass, and there will be another."""
+        if not self.is_open:
+            self._begins()
+
     @property
     def is_over(self) -> bool:
         """Has the backward pass of each call begun?"""
         return self.through == self.calls
 
     def close(self) -> list[Outside]:
-        """What was found for each call; nothing if not all was seen."""
+        """What was found for each call, be it over or not; nothing if some of it was missed."""
+        self.pause()
         self.meter.close()
-        if not self.is_over or not self.meter.is_whole:
+        if not self.meter.is_whole:
             return []
         live, held, most = 0, [0] * self.calls, [0] * self.calls
         for (call, is_backward, own_bytes), (peak, end) in zip(self.ends, self.meter.rises, strict=True):
@@ -139,21 +154,24 @@ class CpuMeter:
     def __init__(self, then: Callable[[], object]) -> None:
         self.rises: list[Span] = []
         self.is_whole = True
+        self.is_pass_over = False  # has one just ended? Then nothing runs that was entered under the profile
         self.then = then
         self.running: profile | None = None
+        self.thread = threading.get_ident()
         self.until = ExitStack()
 
     def open(self) -> None:
         """Start the profile, or put a mark in it."""
         if self.running is not None:
             mark()
-        elif not self.is_whole or compat.profiler_is_active():
+        elif not self.is_whole or profiler_is_taken():
             self.is_whole = False
         else:
-            self.until.enter_context(backward_passes(self._begins))
             self.running = memory_profile()
             self.running.start()
             _Profiler.holder.add(self)
+            self.until.enter_context(backward_passes(self._begins))
+            self.until.enter_context(before_profiles(give_way))
 
     def shut(self) -> None:
         """Put a mark in the profile."""
@@ -165,13 +183,16 @@ class CpuMeter:
         self.until.close()
         if self.running is not None:
             self.running.stop()
-            self.rises = spans([*timeline(self.running), None])[::2]
+            self.rises = every_other_span([*timeline(self.running), None])
             self.running = None
             _Profiler.holder.discard(self)
+            _Profiler.was_taken = not self.is_pass_over
 
     def _begins(self, phase: str) -> None:
         if phase == FORWARD:
+            self.is_pass_over = True
             self.then()
+            self.is_pass_over = False
 
 
 class _Profiler:
@@ -182,10 +203,14 @@ class _Profiler:
 
 
 def give_way() -> None:
-    """End what is measured on the CPU: somebody compiles or needs the profiler, or nobody goes back."""
+    """End what is measured on the CPU: somebody compiles or needs the profiler, or nobody goes back.
+
+    A profile can be stopped in its own thread alone; from another, it is at the next step there.
+    """
     for meter in list(_Profiler.holder):
-        meter.close()
-        meter.is_whole, _Profiler.was_taken = False, True
+        meter.is_whole = False
+        if meter.thread == threading.get_ident():
+            meter.close()
 
 
 class CudaMeter:
@@ -217,4 +242,5 @@ def survey_of(args: Iterable[Any], then: Callable[[], object]) -> Survey | None:
     if device is not None:
         return Survey(CudaMeter(device), then)
     was_taken, _Profiler.was_taken = _Profiler.was_taken, False
-    return None if was_taken or compat.profiler_is_active() else Survey(CpuMeter(then), then)
+    is_main = threading.current_thread() is threading.main_thread()  # profiles of several threads meet
+    return Survey(CpuMeter(then), then) if is_main and not was_taken else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from torch.profiler import record_function
 
 import rematc
 from rematc.allocations import Span
-from rematc.compat import profiler_is_active
+from rematc.compat_profiler import profiler_is_active
 from rematc.measure import measure
 from rematc.survey import CudaMeter, Outside, Survey, give_way, survey_of
 from tests.blocks import Block, Model, batch, gradients, made, step_of
@@ -234,6 +235,64 @@ def test_the_profiler_is_left_alone() -> None:
         F.cross_entropy(run(batch()), labels()).backward()
     F.cross_entropy(run(batch()), labels()).backward()
     assert not profiler_is_active()
+
+
+def test_the_user_s_own_profiles_are_whole_wherever_they_begin() -> None:
+    """One in its warm-up is not active yet; and one may begin between the passes, where a survey measures."""
+    _, step = training(rematc.backend("1GB", inner="eager"))
+    plan = torch.profiler.schedule(wait=0, warmup=1, active=2)
+    with torch.profiler.profile(schedule=plan) as own:
+        for n in range(3):
+            step()
+            if n < 2:  # one more would begin anew, with a warning
+                own.step()
+    assert len(own.events()) > 20
+    torch._dynamo.reset()
+    run = torch.compile(Classifier(), backend=rematc.backend("1GB", inner="eager"))
+    seen = []
+    for _ in range(3):
+        out = run(batch())
+        with torch.profiler.profile() as own:
+            F.cross_entropy(out, labels()).backward()
+        seen.append(len(own.events()))
+    assert min(seen) > 0.9 * max(seen) > 20
+
+
+def test_a_result_dropped_in_another_thread_ends_the_survey_in_its_own() -> None:
+    backend = rematc.backend("1GB", inner="eager")
+    run = torch.compile(Classifier(), backend=backend)
+    box = [run(batch())]
+    other = threading.Thread(target=box.clear)
+    other.start()
+    other.join()
+    for _ in range(4):
+        logits = run(batch())
+        F.cross_entropy(logits, labels()).backward()
+        assert not profiler_is_active()
+    assert backend.outside[0].meanwhile_bytes > 2 * LOGITS
+
+
+def test_two_losses_one_after_the_other_are_both_seen() -> None:
+    """What runs between two backward passes is outside too."""
+    backend = rematc.backend("1GB", inner="eager")
+    first, second = (torch.compile(Classifier(), backend=backend) for _ in range(2))
+    for _ in range(4):
+        one, two = first(batch()), second(batch())
+        F.cross_entropy(two, labels()).backward()
+        F.cross_entropy(torch.cat([one, 2 * one, 3 * one]), labels().repeat(3)).backward()
+    assert max(outside.meanwhile_bytes for outside in backend.outside) >= 6 * LOGITS
+
+
+def test_a_step_whose_forward_pass_goes_back_in_the_next_is_surveyed_as_far_as_it_went() -> None:
+    """A GAN: what is generated is judged twice, and the generator goes back the second time alone."""
+    backend = rematc.backend("1GB", inner="eager")
+    make = torch.compile(nn.Sequential(Block(), Block()), backend=backend)
+    judge = torch.compile(Classifier(), backend=backend)
+    for _ in range(8):
+        fake = make(batch())
+        F.cross_entropy(judge(fake.detach()), labels()).backward()
+        F.cross_entropy(judge(fake), labels()).backward()
+    assert max(outside.meanwhile_bytes for outside in backend.outside) >= LOGITS
 
 
 # What a survey makes of what it is told

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from rematc import compat
+from rematc.compat_profiler import profiler_is_taken
 from rematc.costs.call import Call
 from rematc.costs.made_up import check_room, made_up, may_run
 from rematc.measure import measure_each
@@ -26,7 +27,7 @@ def workspaces(calls: Iterable[Call]) -> dict[Hashable, int]:
     What can't be run here (collectives, ops with effects) or refuses made-up data counts 0, which
     the log says.
     """
-    if compat.profiler_is_active():
+    if profiler_is_taken():
         log.warning("compiling under a profiler: workspaces can't be measured, and the peak may be higher")
         return {}
     with compat.real_tensors(), torch.random.fork_rng():
