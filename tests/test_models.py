@@ -202,10 +202,9 @@ def silence_dropout(case: Case) -> None:
     for module in case.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
-        if isinstance(getattr(module, "dropout_prob", None), float):
-            module.dropout_prob = 0.0
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 @pytest.mark.slow
