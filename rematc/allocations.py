@@ -54,51 +54,29 @@ def timeline(prof: profile) -> list[Event]:
     return [event for _, event in sorted(found, key=lambda timed: timed[0])]
 
 
-def spans(events: Iterable[Event]) -> list[Span]:
+def spans(events: Iterable[Event], *, every: int = 1) -> list[Span]:
     """From the start, and from each mark, to the next mark: how far live bytes rose, peak and end.
 
     A free counts with the bytes seen allocated at its address. One of an unseen block does not:
-    the allocator keeps sizes from earlier profiles, and the address may have a new owner since.
+    the allocator keeps sizes from earlier profiles, and the address may have a new owner since. With ``every``
+    2 it is the first span, the third, and so on, and what was allocated in the others is unseen too.
     """
     alive: dict[int, int] = {}
-    live = base = peak = 0
+    live = base = peak = number = 0
     found = []
     for event in events:
         if event is None:
-            found.append((peak - base, live - base))
-            base = peak = live
-            continue
-        address, size = event
-        if size > 0:
-            alive[address] = size
-            live += size
-            peak = max(peak, live)
-        else:
-            live -= alive.pop(address, 0)
-    return found
-
-
-def every_other_span(events: Iterable[Event]) -> list[Span]:
-    """The spans up to the first mark, and from each second mark to the next.
-
-    What was allocated in the others is not theirs to free.
-    """
-    alive: dict[int, int] = {}
-    live = base = peak = n = 0
-    found = []
-    for event in events:
-        if event is None:
-            if n % 2 == 0:
+            if number % every == 0:
                 found.append((peak - base, live - base))
-            n, base, peak = n + 1, live, live
+            number, base, peak = number + 1, live, live
             continue
         address, size = event
-        if size > 0 and n % 2 == 0:
+        if size < 0:
+            live -= alive.pop(address, 0)
+        elif number % every == 0:
             alive[address] = size
             live += size
             peak = max(peak, live)
-        else:
-            live -= alive.pop(address, 0)
     return found
 
 

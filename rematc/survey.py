@@ -17,15 +17,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch.profiler import profile
 
-from rematc.allocations import (
-    FORWARD,
-    Span,
-    backward_passes,
-    every_other_span,
-    mark,
-    memory_profile,
-    timeline,
-)
+from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
 from rematc.compat_profiler import before_profiles, profiler_is_taken
 from rematc.storages import storages, tensors
 
@@ -183,7 +175,7 @@ class CpuMeter:
         self.until.close()
         if self.running is not None:
             self.running.stop()
-            self.rises = every_other_span([*timeline(self.running), None])
+            self.rises = spans([*timeline(self.running), None], every=2)
             self.running = None
             _Profiler.holder.discard(self)
             _Profiler.was_taken = not self.is_pass_over

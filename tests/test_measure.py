@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from rematc.allocations import every_other_span, spans
+from rematc.allocations import spans
 from rematc.measure import Measurement, measure, measure_each
 
 
@@ -147,7 +147,7 @@ def test_a_span_begins_with_what_is_live() -> None:
 def test_what_was_made_inside_is_not_freed_outside() -> None:
     """Outside: 10 bytes; inside: 50 more, and the 10 go; outside: those 50 are freed, and 7 made."""
     events = [(1, 10), None, (2, 50), (1, -10), None, (2, -50), (3, 7), None]
-    assert every_other_span(events) == [(10, 10), (7, 7)]
+    assert spans(events, every=2) == [(10, 10), (7, 7)]
 
 
 def test_each_of_many_steps_counts_its_own_and_not_its_preparation() -> None:
