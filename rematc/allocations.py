@@ -58,8 +58,8 @@ def spans(events: Iterable[Event], *, every: int = 1) -> list[Span]:
     """From the start, and from each mark, to the next mark: how far live bytes rose, peak and end.
 
     A free counts with the bytes seen allocated at its address. One of an unseen block does not:
-    the allocator keeps sizes from earlier profiles, and the address may have a new owner since. With ``every``
-    2 it is the first span, the third, and so on, and what was allocated in the others is unseen too.
+    the allocator keeps sizes from earlier profiles, and the address may have a new owner since. With
+    ``every=2`` it is the first span, the third, and so on; what was allocated in the others is unseen too.
     """
     alive: dict[int, int] = {}
     live = base = peak = number = 0

@@ -19,6 +19,7 @@ from rematc.compiled import ALONE, Given, Made
 from rematc.errors import RematcError, error_of_ours, format_bytes, refused
 from rematc.fit import fit
 from rematc.lower import op_by_op
+from rematc.meters import give_way
 from rematc.options import Budget, Inner, Options, SolveOptions
 from rematc.passes import split
 from rematc.plan import Plan
@@ -28,7 +29,7 @@ from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.steps import Steps
-from rematc.survey import Outside, give_way
+from rematc.survey import Outside
 from rematc.target import target_of
 from rematc.versions import check_torch
 

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from rematc import compat
+from rematc.meters import give_way
 from rematc.storages import storages, tensors
-from rematc.survey import Survey, give_way
+from rematc.survey import Survey
 
 G = TypeVar("G", bound=Hashable)
 
@@ -66,7 +66,7 @@ class Call(Generic[G]):
 
     def node_gone(self, _: Any) -> None:
         """Its results are gone, and with them what autograd kept."""
-        if self.survey and not self.is_through and not compat.is_in_backward():
+        if self.survey and not self.is_through:
             give_way()
 
     @property

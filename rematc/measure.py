@@ -22,7 +22,7 @@ import torch
 
 from rematc import compat
 from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
-from rematc.survey import give_way
+from rematc.meters import give_way
 
 UPDATE = "update"
 

@@ -19,11 +19,12 @@ from rematc import compat
 from rematc.calls import Call, Calls
 from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
+from rematc.meters import survey_of
 from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import Use, beside, needed, share, smallest
 from rematc.storages import storages
-from rematc.survey import Survey, survey_of
+from rematc.survey import Survey
 
 log = logging.getLogger(__name__)
 

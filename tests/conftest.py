@@ -51,7 +51,7 @@ def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     home = importlib.import_module("rematc.backend")
     monkeypatch.setattr(home, "_STEPS", weakref.WeakValueDictionary())
-    monkeypatch.setattr("rematc.survey._Profiler.was_taken", False)
+    monkeypatch.setattr("rematc.meters._Profiler.was_taken", False)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -1,0 +1,125 @@
+"""What measures the spans of a survey: torch's profiler on the CPU, the caching allocator on CUDA."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import torch
+from torch.profiler import profile
+
+from rematc import compat
+from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
+from rematc.compat_profiler import before_profiles, profiler_is_taken
+from rematc.storages import tensors
+from rematc.survey import Survey
+
+
+class CpuMeter:
+    """By the profiler: one profile, with marks in it.
+
+    A profile is bound to its thread, and can't end in a backward pass: ``then`` is called after each. Nor may
+    another begin in a compiled region, or in a `record_function`, that was entered while this one ran: torch
+    would write the end of that to memory that is gone with this one. So there is one for a step at most, and
+    where one had to give way the next step has none.
+    """
+
+    waits = True
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self.rises: list[Span] = []
+        self.is_whole = True
+        self.is_pass_over = False  # has one just ended? Then nothing runs that was entered under the profile
+        self.then = then
+        self.running: profile | None = None
+        self.thread = threading.get_ident()
+        self.until = ExitStack()
+
+    def open(self) -> None:
+        """Start the profile, or put a mark in it."""
+        if self.running is not None:
+            mark()
+        elif not self.is_whole or profiler_is_taken():
+            self.is_whole = False
+        else:
+            self.running = memory_profile()
+            self.running.start()
+            _Profiler.holder.add(self)
+            self.until.enter_context(backward_passes(self._begins))
+            self.until.enter_context(before_profiles(give_way))
+
+    def shut(self) -> None:
+        """Put a mark in the profile."""
+        if self.running is not None:
+            mark()
+
+    def close(self) -> None:
+        """Read the profile: every other span is outside, from the first on."""
+        self.until.close()
+        if self.running is not None:
+            self.running.stop()
+            self.rises = spans([*timeline(self.running), None], every=2)
+            self.running = None
+            _Profiler.holder.discard(self)
+            _Profiler.was_taken = not self.is_pass_over
+
+    def _begins(self, phase: str) -> None:
+        self.is_pass_over = phase == FORWARD
+        if self.is_pass_over:
+            self.then()
+            self.is_pass_over = False
+
+
+class _Profiler:
+    """A process has one: who has it, and whether it was taken away since a survey last asked for it."""
+
+    holder: ClassVar[weakref.WeakSet[CpuMeter]] = weakref.WeakSet()
+    was_taken = False
+
+
+def give_way() -> None:
+    """End what is measured on the CPU: somebody compiles or needs the profiler, or nobody goes back.
+
+    A profile can be stopped in its own thread alone, and not in a backward pass: else that is done at the
+    end of it, or at the next step.
+    """
+    for meter in list(_Profiler.holder):
+        meter.is_whole = False
+        if meter.thread == threading.get_ident() and not compat.is_in_backward():
+            meter.close()
+
+
+class CudaMeter:
+    """By what the caching allocator counts; the peak that it knows begins anew with each span."""
+
+    waits, is_whole = False, True
+
+    def __init__(self, device: torch.device) -> None:
+        self.rises: list[Span] = []
+        self.device, self.before = device, 0
+
+    def open(self) -> None:
+        """Remember what is there."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.before = torch.cuda.memory_allocated(self.device)
+
+    def shut(self) -> None:
+        """Compare."""
+        peak = torch.cuda.max_memory_allocated(self.device)
+        self.rises.append((peak - self.before, torch.cuda.memory_allocated(self.device) - self.before))
+
+    def close(self) -> None:
+        """All is read."""
+
+
+def survey_of(args: Iterable[Any], then: Callable[[], object]) -> Survey | None:
+    """A survey on the device of ``args``, or None where none is possible now."""
+    device = next((t.device for t in tensors(list(args)) if t.is_cuda), None)
+    if device is not None:
+        return Survey(CudaMeter(device), then)
+    was_taken, _Profiler.was_taken = _Profiler.was_taken, False
+    is_main = threading.current_thread() is threading.main_thread()  # profiles of several threads meet
+    return Survey(CpuMeter(then), then) if is_main and not was_taken else None

@@ -1,0 +1,118 @@
+"""What measures a survey leaves the profiler to others, and their numbers as they are."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.profiler import record_function
+
+import rematc
+from rematc.compat_profiler import profiler_is_active
+from rematc.measure import measure
+from rematc.meters import give_way, survey_of
+from tests.blocks import batch
+from tests.losses import LOGITS, Classifier, gradients_of, labels, training
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    # Dynamo's own, where the input of a graph is the result of another.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+
+def test_gradients_are_the_same_where_the_user_names_parts_of_a_step() -> None:
+    """A profile that ends inside of a `record_function` must not be followed by one there."""
+    backend = rematc.backend("1GB", inner="eager")
+    torch.manual_seed(0)
+    model, x, y = Classifier(), batch(), labels()
+    blocks = list(model.blocks)
+    for block in blocks:
+        block.compile(backend=backend)
+    expected = gradients_of(None)
+    for _ in range(8):
+        model.zero_grad()
+        with record_function("a step"):
+            with record_function("forward"):
+                out = model(x)
+            with record_function("loss"):
+                loss = F.cross_entropy(out, y)
+            with record_function("backward"):
+                loss.backward()
+        for p, theirs in zip(model.parameters(), expected, strict=True):
+            assert torch.equal(p.grad, theirs)
+
+
+def test_the_profiler_is_left_alone() -> None:
+    """It is free after a step, after results that nobody wants, and for whoever has it already."""
+    _, step = training(rematc.backend("1GB", inner="eager"))
+    step()
+    assert not profiler_is_active()
+    model = Classifier()
+    run = torch.compile(model, backend=rematc.backend("1GB", inner="eager"))
+    out = run(batch())
+    assert profiler_is_active()
+    assert measure(lambda: torch.ones(8).sum()).peak_bytes >= 32  # it gives way
+    assert not profiler_is_active()
+    del out
+    out = run(batch())
+    del out
+    assert not profiler_is_active()
+    with torch.profiler.profile(profile_memory=True):
+        F.cross_entropy(run(batch()), labels()).backward()
+    F.cross_entropy(run(batch()), labels()).backward()
+    assert not profiler_is_active()
+
+
+def test_the_user_s_own_profiles_are_whole_wherever_they_begin() -> None:
+    """One in its warm-up is not active yet; and one may begin between the passes, where a survey measures."""
+    _, step = training(rematc.backend("1GB", inner="eager"))
+    plan = torch.profiler.schedule(wait=0, warmup=1, active=2)
+    with torch.profiler.profile(schedule=plan) as own:
+        for n in range(3):
+            step()
+            if n < 2:  # one more would begin anew, with a warning
+                own.step()
+    assert len(own.events()) > 20
+    torch._dynamo.reset()
+    run = torch.compile(Classifier(), backend=rematc.backend("1GB", inner="eager"))
+    seen = []
+    for _ in range(3):
+        out = run(batch())
+        with torch.profiler.profile() as own:
+            F.cross_entropy(out, labels()).backward()
+        seen.append(len(own.events()))
+    assert min(seen) > 0.9 * max(seen) > 20
+
+
+def test_a_result_dropped_in_another_thread_ends_the_survey_in_its_own() -> None:
+    backend = rematc.backend("1GB", inner="eager")
+    run = torch.compile(Classifier(), backend=backend)
+    box = [run(batch())]
+    other = threading.Thread(target=box.clear)
+    other.start()
+    other.join()
+    for _ in range(4):
+        logits = run(batch())
+        F.cross_entropy(logits, labels()).backward()
+        assert not profiler_is_active()
+    assert backend.outside[0].meanwhile_bytes > 2 * LOGITS
+
+
+def test_a_step_that_a_compiler_interrupts_tells_nothing_where_that_would_count() -> None:
+    survey = survey_of([torch.ones(1)], lambda: None)
+    assert survey is not None
+    survey.forward_ends()
+    survey.pause()
+    give_way()
+    survey.forward_ends()
+    survey.backward_begins(1, [])
+    survey.backward_ends([])
+    survey.backward_begins(0, [])
+    assert survey.is_over
+    assert survey.close() == []
+    assert not profiler_is_active()
+    assert survey_of([torch.ones(1)], lambda: None) is None
+    assert survey_of([torch.ones(1)], lambda: None) is not None
