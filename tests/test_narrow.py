@@ -56,6 +56,15 @@ def test_a_way_that_tracks_every_block_is_a_plan_within_the_limit(problem: Probl
         assert late or {stage for _, stage, _ in excesses(problem.with_budget(limit), written)} <= {None}
 
 
+def test_between_the_passes_nothing_is_made_again() -> None:
+    problem = random_problem(2000, 9)
+    core = reduce(problem)
+    assert core.stages[0].is_between
+    groups = [(b,) for b in range(len(core.block_bytes)) if b not in core.held]
+    path = Space(core, groups, range(len(core.stages))).path(oracle.minimum_peak(problem))
+    assert path is not None and path[0].units == ()
+
+
 def test_a_random_op_that_forward_does_not_need_may_run_in_the_backward_pass() -> None:
     problem = random_problem(51527, 9)
     core = reduce(problem)

@@ -78,7 +78,7 @@ class Space:
             stage = self.core.stages[t]
             sets &= self.bytes + stage.before_bytes <= limit_bytes
             begun[t] = sets.copy()
-            if closed_bytes is None or stage.before_bytes < closed_bytes:
+            if not stage.is_between and (closed_bytes is None or stage.before_bytes < closed_bytes):
                 self._close(cube, limit_bytes - stage.before_bytes)
                 closed_bytes = stage.before_bytes
             before = np.count_nonzero(sets)
@@ -108,7 +108,7 @@ class Space:
                     cube[high] |= new
 
         gone()
-        more = True
+        more = not self.core.stages[t].is_between
         while more:
             more = False
             for n, move in enumerate(self._moves):
