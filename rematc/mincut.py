@@ -14,6 +14,7 @@ from __future__ import annotations
 import networkx
 
 from rematc.graph import Graph
+from rematc.layers import read_in_backward
 
 _CHEAP_NAMES = """
     abs acos add addcdiv addcmul alias arange asin atan atan2 bitwise_and bitwise_not bitwise_or
@@ -49,10 +50,8 @@ def cheapest_cut(graph: Graph) -> frozenset[int]:
         net.add_edge(("in", s), ("out", s), capacity=0 if s in graph.resident else graph.storage_bytes[s])
     for s in sorted(graph.resident):
         net.add_edge("source", ("in", s))
-    for b in graph.backward_steps:
-        for v in graph.ops[b].inputs:
-            if v not in graph.tangents and ("out", of[v]) in net:
-                net.add_edge(("out", of[v]), "sink")
+    for v in read_in_backward(graph):
+        net.add_edge(("out", of[v]), "sink")
     for i in graph.forward:
         _add_op(net, graph, i, of)
     if "source" not in net or "sink" not in net:

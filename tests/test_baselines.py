@@ -171,6 +171,15 @@ def test_min_cut_saves_the_fewest_bytes(problem: Problem) -> None:
     assert sum(size[s] for s in cheapest_cut(g) - g.resident) == least
 
 
+def test_min_cut_knows_of_a_gradient_that_forward_makes() -> None:
+    """It is kept, since what it is made of may not run twice."""
+    b = Builder()
+    (a,) = b.op("mm", [b.input("x")], 4, target="aten.mm.default")
+    (c,) = b.op("cast", [a], 2, target="aten._to_copy.default")
+    (dx,) = b.op("bw", [b.tangent("dy")], 4, phase="backward")
+    assert plan("min_cut", b.problem([c], [c, dx])).saved == (c,)
+
+
 def banned(graph: Graph, i: int) -> bool:
     op = graph.ops[i]
     storages = [{graph.values[v].storage for v in values} for values in (op.outputs, op.inputs)]
@@ -207,13 +216,14 @@ def test_segments_of_no_layer_are_refused() -> None:
 @by_name
 @settings(max_examples=60, deadline=None)
 @given(problem=problems())
-def test_with_one_value_saved_for_each_storage_a_plan_needs_and_costs_the_same(
+def test_with_one_value_saved_for_each_storage_a_plan_needs_no_more_and_costs_the_same(
     name: str, problem: Problem
 ) -> None:
+    """It needs less where the plan saves a view, and makes what it is a view of once more."""
     made = plan(name, problem)
     graph = problem.graph
     single = one_of_each_storage(graph, made)
-    assert judged(problem, replace(single, digest="")).peak_bytes == made.peak_bytes
+    assert judged(problem, replace(single, digest="")).peak_bytes <= made.peak_bytes
     assert judged(problem, replace(single, digest="")).cost_ns == made.cost_ns
     on = {graph.values[v].storage: v for v in reversed(single.saved)}
     for v in (v for v in single.saved if graph.values[v].storage not in graph.resident):
