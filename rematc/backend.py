@@ -25,6 +25,7 @@ from rematc.passes import split
 from rematc.plan import Plan
 from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
+from rematc.ranks import decision
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.simulate import judged, validate
 from rematc.solve import solve
@@ -226,19 +227,22 @@ def partition(
     if given.plan is None:
         say_if_checkpointed(joint)
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
-    posed, peak_of_code = problem, None
-    known = given.plan or plans.load(problem, options.solve, folder)
-    if options.inner == "inductor":
-        from rematc.inductor import PeakOfCode
+    peak_of_code = None
+    with decision(problem, options.solve) as decided:
+        posed = problem = decided.problem
+        known = given.plan or next(iter(decided.plans), None) or plans.load(problem, options.solve, folder)
+        if options.inner == "inductor":
+            from rematc.inductor import PeakOfCode
 
-        if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
-            known = min_cut(problem)
-        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
-        fitted = fit(problem, options.solve, peak, known)
-        problem, plan, peak_of_code = fitted.problem, fitted.plan, peak.above_resident
-    else:
-        plan = judged(problem, known) if known else solve(problem, options.solve)
-        validate(problem, plan)
+            if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
+                known = min_cut(problem)
+            peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
+            fitted = fit(problem, options.solve, peak, known)
+            problem, plan, peak_of_code = fitted.problem, fitted.plan, peak.above_resident
+        else:
+            plan = judged(problem, known) if known else solve(problem, options.solve)
+            validate(problem, plan)
+        decided.plans = (plan,)
     if known is None:
         plans.keep(posed, options.solve, plan, folder)
     if target.note:

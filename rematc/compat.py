@@ -288,10 +288,7 @@ def is_impure(node: fx.Node) -> bool:
 
 
 def holds_tangents() -> bool:
-    """Does AOTAutograd keep the incoming gradients to the end of the backward pass?
-
-    Since torch 2.13 it hands them over in a list that the backward graph empties.
-    """
+    """Does AOTAutograd keep what enters the backward pass to its end? Since 2.13 the graph is handed it."""
     return torch_version() < (2, 13)
 
 
@@ -305,6 +302,14 @@ def quiet_fake_tensors() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def rank_store() -> Any:
+    """The key-value store of the processes that train together; None where there is one alone."""
+    import torch.distributed as dist
+
+    has_others = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return dist.distributed_c10d._get_default_store() if has_others else None
 
 
 def inner_exception(error: BaseException) -> BaseException | None:

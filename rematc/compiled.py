@@ -10,6 +10,7 @@ from rematc.choose import choices
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
+from rematc.ranks import decision
 from rematc.share import Use, use_of
 from rematc.survey import Outside
 
@@ -129,7 +130,9 @@ class Compiled:
         alone = replace(
             self.problem, resident_bytes=0, budget_bytes=None, lowering_bytes=0, meanwhile_bytes=0
         )
-        for plan in choices(alone, solve):
+        with decision(alone, solve, "choices") as decided:
+            decided.plans = decided.plans or choices(alone, solve)
+        for plan in decided.plans:
             use = use_of(alone, plan)  # its code is taken to differ as that of the plan at hand does
             self.options.append(Option(plan, replace(use, peak_bytes=use.peak_bytes + more), exact))
 

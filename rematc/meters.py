@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -16,6 +18,12 @@ from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_prof
 from rematc.compat_profiler import before_profiles, profiler_is_taken
 from rematc.storages import tensors
 from rematc.survey import Survey
+
+log = logging.getLogger(__name__)
+UNWATCHED = (
+    "where several processes train on the CPU, what lies outside of the graphs is not watched (a loss, eager "
+    "code, buffers of transfers): leave a reserve for it"
+)
 
 
 class CpuMeter:
@@ -120,6 +128,15 @@ def survey_of(args: Iterable[Any], then: Callable[[], object]) -> Survey | None:
     device = next((t.device for t in tensors(list(args)) if t.is_cuda), None)
     if device is not None:
         return Survey(CudaMeter(device), then)
+    if compat.rank_store() is not None:
+        _say_unwatched()
+        return None
     was_taken, _Profiler.was_taken = _Profiler.was_taken, False
     is_main = threading.current_thread() is threading.main_thread()  # profiles of several threads meet
     return Survey(CpuMeter(then), then) if is_main and not was_taken else None
+
+
+@functools.cache
+def _say_unwatched() -> None:
+    """A transfer that is under way when a profile ends writes its own end to memory that is gone."""
+    log.warning(UNWATCHED)

@@ -105,12 +105,10 @@ class Steps:
             self._choose(graph, args)
 
     def _say_what_is_held(self, held: int) -> None:
-        if held > 2 * self.said_bytes:  # a sum that grows is not said at each step
+        if held > 2 * self.said_bytes:  # one that grows, or comes again, is not said at each step
             text = "results of earlier forward passes are held, with %s kept for their backward passes"
             log.warning(text, format_bytes(held))
             self.said_bytes = held
-        elif not held:
-            self.said_bytes = 0
 
     def _begin_survey(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         if self.survey:  # the last step did not come to its end, as a GAN's first does not

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import rematc
 
-RANKS, WIDTH, ROWS = 2, 128, 512
+WIDTH, ROWS, BLOCKS = 128, 512, 4
+MICROBATCHES = 4
 Found = dict[str, Any]
 
 
@@ -32,64 +36,152 @@ class Block(nn.Module):
         return out
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
+class Stage(nn.Module):
+    """Some of the blocks of `Net`."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-        return x.square().mean()
+        return x
 
 
-def ddp(model: Net, backend: rematc.Backend) -> Callable[[Tensor], Tensor]:
+class Net(Stage):
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__([Block() for _ in range(BLOCKS)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
+class Way:
+    """How ranks train together: ``model`` is this rank's, a ``step`` leaves gradients, ``expected`` are those
+    of eager PyTorch.
+    """
+
+    model: nn.Module
+    rows = ROWS
+
+    def __init__(self, backend: rematc.Backend) -> None:
+        self.x = torch.randn(self.rows, WIDTH, generator=torch.Generator().manual_seed(self.seed))
+        self.run: Callable[..., Any] = self.built(backend)
+
+    @property
+    def seed(self) -> int:
+        """Of this rank's batch."""
+        return dist.get_rank()
+
+    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+        raise NotImplementedError
+
+    def step(self) -> None:
+        self.run(self.x).backward()
+
+    def expected(self) -> list[Tensor]:
+        """The mean of what the ranks find for their batches."""
+        eager = Net()
+        eager(self.x).backward()
+        found = [p.grad for p in eager.parameters() if p.grad is not None]
+        for gradient in found:
+            dist.all_reduce(gradient)
+        return [gradient / dist.get_world_size() for gradient in found]
+
+
+class Ddp(Way):
     """Buckets so small that the graph is cut into several."""
-    return torch.compile(DistributedDataParallel(model, bucket_cap_mb=1), backend=backend)
+
+    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+        self.model = Net()
+        parallel = DistributedDataParallel(self.model, bucket_cap_mb=1)
+        return torch.compile(parallel, backend=backend)
 
 
-def fsdp(model: Net, backend: rematc.Backend) -> Callable[[Tensor], Tensor]:
-    mesh = init_device_mesh("cpu", (RANKS,))
-    for block in model.blocks:
-        block.compile(backend=backend)
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+class Fsdp(Way):
+    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+        self.model = Net()
+        for block in self.model.blocks:
+            block.compile(backend=backend)
+            fully_shard(block, mesh=mesh())
+        fully_shard(self.model, mesh=mesh())
+        return self.model
 
 
-def train(rank: int, folder: str, budgets: dict[str, int | None]) -> None:
+class TensorParallel(Way):
+    """The graph itself has collectives; all ranks have the same batch."""
+
+    seed = 0
+
+    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+        self.model = Net()
+        parts = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        plan = {f"blocks.{n}.{name}": style for n in range(BLOCKS) for name, style in parts.items()}
+        parallelize_module(self.model, mesh(), plan)
+        return torch.compile(self.model, backend=backend)
+
+
+class Pipeline(Way):
+    """Each rank has a graph of its own, and several forward passes are open at once."""
+
+    seed, rows = 0, MICROBATCHES * ROWS
+
+    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+        rank, count = dist.get_rank(), dist.get_world_size()
+        each = BLOCKS // count
+        self.mine = slice(rank * each, (rank + 1) * each)
+        self.model = Stage(list(Net().blocks[self.mine]))
+        compiled = torch.compile(self.model, backend=backend)
+        stage = PipelineStage(compiled, rank, count, torch.device("cpu"))  # type: ignore[arg-type]
+        schedule = ScheduleGPipe(
+            stage, MICROBATCHES, loss_fn=lambda out, target: (out - target).square().mean()
+        )
+        return schedule.step
+
+    def step(self) -> None:
+        given = [self.x] if dist.get_rank() == 0 else []
+        is_last = dist.get_rank() == dist.get_world_size() - 1
+        self.run(*given, **({"target": torch.zeros_like(self.x)} if is_last else {}))
+
+    def expected(self) -> list[Tensor]:
+        eager = Net()
+        eager(self.x).backward()
+        return [p.grad for block in eager.blocks[self.mine] for p in block.parameters() if p.grad is not None]
+
+
+WAYS: dict[str, type[Way]] = {"ddp": Ddp, "fsdp": Fsdp, "tensor": TensorParallel, "pipeline": Pipeline}
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def train(rank: int, count: int, folder: str, budgets: dict[str, int | None]) -> None:
     """The process of one rank: each way of `budgets`, its findings written to ``folder``."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    os.environ["REMATC_CACHE_DIR"] = f"{folder}/cache{rank}"  # as on as many machines
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
     try:
-        found = {name: _trained(rank, name, budget) for name, budget in budgets.items()}
+        found = {name: _trained(WAYS[name], budget) for name, budget in budgets.items()}
         torch.save(found, Path(folder, f"{rank}.pt"))
     finally:
         dist.destroy_process_group()
 
 
-def _trained(rank: int, name: str, budget: int | None) -> Found:
+def _trained(kind: type[Way], budget: int | None) -> Found:
     torch._dynamo.reset()
-    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(rank))
-    backend = rematc.backend(budget, inner="eager", costs="roofline", time_limit_s=2.0)
-    model = Net()
-    run = {"ddp": ddp, "fsdp": fsdp}[name](model, backend)
+    backend = rematc.backend(budget, inner="eager", costs="measured", measure_s=0.5, time_limit_s=2.0)
+    way = kind(backend)
     for _ in range(3):
-        model.zero_grad()
-        run(x).backward()
-    gradients = [_whole(p.grad) for p in model.parameters()]
-    expected = []
-    eager = Net()
-    eager(x).backward()
-    for p in eager.parameters():
-        assert p.grad is not None
-        dist.all_reduce(p.grad)
-        expected.append(p.grad / RANKS)
-    plans = [(plan.cost_ns, plan.peak_bytes) for plan in backend.plans]
-    return {"gradients": gradients, "expected": expected, "plans": plans}
+        way.model.zero_grad()
+        way.step()
+    gradients = [_whole(p.grad) for p in way.model.parameters()]
+    plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
+    return {"gradients": gradients, "expected": way.expected(), "plans": plans}
 
 
 def _whole(gradient: Any) -> Tensor:

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from rematc.allocations import spans
+from rematc.compat_profiler import profiler_is_taken
 from rematc.measure import Measurement, measure, measure_each
 
 
@@ -35,6 +36,13 @@ def test_blocks_freed_in_a_known_order() -> None:
         return c
 
     assert taken(step) == (3000, 500)
+
+
+def test_of_the_warm_runs_only_the_last_is_under_the_profiler() -> None:
+    """A step that is compiled by its first run can measure what it needs to."""
+    seen: list[bool] = []
+    measure(lambda: seen.append(profiler_is_taken()), device="cpu", warmup=3)
+    assert seen == [False, False, True, True]
 
 
 def test_the_result_is_held_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""Two processes that train together, over gloo: gradients are those of both, and each plans by its budget."""
+"""Two and four processes that train together, over gloo: gradients are those of all, and they plan alike."""
 
 from __future__ import annotations
 
@@ -10,30 +10,46 @@ import torch.multiprocessing as processes
 
 from tests import ranks
 
-BUDGETS = {"ddp": 11_500_000, "fsdp": 13_500_000}
+Ranks = list[dict[str, ranks.Found]]
+
+BUDGETS = {
+    2: {"ddp": 11_500_000, "fsdp": 13_500_000, "tensor": 7_000_000},
+    4: {"tensor": 4_400_000, "pipeline": 12_000_000},
+}
+CELLS = [(count, name) for count, budgets in BUDGETS.items() for name in budgets]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, ranks.Found]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    processes.spawn(ranks.train, (str(folder), BUDGETS), nprocs=ranks.RANKS)
-    return [torch.load(Path(folder, f"{rank}.pt")) for rank in range(ranks.RANKS)]
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Ranks]:
+    def of(count: int) -> Ranks:
+        folder = tmp_path_factory.mktemp("ranks")
+        processes.spawn(ranks.train, (count, str(folder), BUDGETS[count]), nprocs=count)
+        return [torch.load(Path(folder, f"{rank}.pt")) for rank in range(count)]
+
+    return {count: of(count) for count in BUDGETS}
 
 
-@pytest.mark.parametrize("name", BUDGETS)
-def test_gradients_are_the_mean_of_those_of_all_ranks(name: str, found: list[dict[str, ranks.Found]]) -> None:
-    for rank in found:
+@pytest.mark.parametrize(("count", "name"), CELLS)
+def test_gradients_are_those_of_all_ranks_together(count: int, name: str, found: dict[int, Ranks]) -> None:
+    for rank in found[count]:
         for ours, theirs in zip(rank[name]["gradients"], rank[name]["expected"], strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize(("count", "name"), CELLS)
 def test_on_each_rank_the_graphs_of_a_step_share_the_budget(
-    name: str, found: list[dict[str, ranks.Found]]
+    count: int, name: str, found: dict[int, Ranks]
 ) -> None:
     """DDP runs the pieces of the model on fake tensors first: that is no step, and keeps nothing."""
-    for rank in found:
-        plans = rank[name]["plans"]
-        assert len(plans) > 1
-        assert sum(cost for cost, _ in plans) > 0
-        assert max(peak for _, peak in plans) <= BUDGETS[name]
+    for rank in found[count]:
+        _, costs, peaks, _ = zip(*rank[name]["plans"], strict=True)
+        assert len(costs) > 1 or name in ("tensor", "pipeline")
+        assert sum(costs) > 0
+        assert max(peaks) <= BUDGETS[count][name]
+
+
+@pytest.mark.parametrize(("count", "name"), [cell for cell in CELLS if cell[1] != "pipeline"])
+def test_all_ranks_have_the_same_plans(count: int, name: str, found: dict[int, Ranks]) -> None:
+    """Though each measured its costs for itself: the digest tells those too."""
+    first, *others = (rank[name]["plans"] for rank in found[count])
+    assert all(plans == first for plans in others)

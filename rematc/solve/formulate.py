@@ -78,13 +78,17 @@ class Formulation:
             self.model.row([(x, 1.0), (self.again[u, k], -1.0), (y, -1.0)], 0.0)
         return self.through[b, k]
 
+    def can_break(self, most_bytes: int) -> bool:
+        """Does a row matter whose terms take ``most_bytes`` together?"""
+        return self.least_peak or most_bytes > self.budget_bytes
+
     def memory_row(self, fixed_bytes: int, terms: Sequence[Sized]) -> None:
         """fixed + terms <= budget, where all terms together could break it."""
         scaled = [(x, size / self.byte_unit) for x, size in terms]
         if self.least_peak:
             scaled.append((self.peak, -self.budget_bytes / self.byte_unit))
             self.model.row(scaled, -fixed_bytes / self.byte_unit)
-        elif fixed_bytes + sum(size for _, size in terms) > self.budget_bytes:
+        elif self.can_break(fixed_bytes + sum(size for _, size in terms)):
             self.model.row(scaled, (self.budget_bytes - fixed_bytes) / self.byte_unit)
 
     def at_least(self, size: int, candidates: Iterable[int | None]) -> list[Sized]:
@@ -188,9 +192,11 @@ def _memory_rows(f: Formulation) -> None:
         f.memory_row(f.core.stages[f.spans.starts[k]].before_bytes, there)
     for t in _dearest(f):
         stage = f.core.stages[t]
-        read = sum(size[b] for b in stage.reads)
-        past = ((b, f.past(b, t)) for b in kept[f.spans.of(t) + 1] if b not in stage.reads)
-        f.memory_row(stage.op_bytes + read, [(x, size[b]) for b, x in past if x is not None])
+        fixed = stage.op_bytes + sum(size[b] for b in stage.reads)
+        others = [b for b in kept[f.spans.of(t) + 1] if b not in stage.reads]
+        if f.can_break(fixed + sum(size[b] for b in others)):  # `past` makes variables: only where of use
+            past = ((b, f.past(b, t)) for b in others)
+            f.memory_row(fixed, [(x, size[b]) for b, x in past if x is not None])
 
 
 def _dearest(f: Formulation) -> list[int]:

@@ -1,0 +1,126 @@
+"""One decision for all ranks: the first that comes to a graph decides, and the others take it over.
+
+Ranks that measure costs for themselves measure different ones, and a search that the clock ends may end in
+different plans. So the first rank to pose a problem tells the others the times of its ops and its plans, in
+the key-value store of the default process group. That is no collective: who has another graph, as the
+stages of a pipeline do, or another budget, waits for nobody, and no order of collectives is disturbed.
+
+What is taken over is judged as if a stranger had sent it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from rematc import compat
+from rematc.errors import PlanError
+from rematc.options import SolveOptions
+from rematc.plan import Plan
+from rematc.problem import TEXT, WHOLES, Problem, list_of, read_object
+from rematc.simulate import judged
+
+log = logging.getLogger(__name__)
+
+FORMAT = "rematc.decision/1"
+PATIENCE = timedelta(minutes=15)  # with the rank that decides: it may search, and compile, several plans
+NOTHING_TOLD = ""
+_DECISION = {"digest": TEXT, "runtime_ns": WHOLES, "plans": list_of("texts", TEXT.fits)}
+
+
+@dataclass
+class Decision:
+    """``problem`` as the deciding rank sees it, and its ``plans``; () where it is for this rank to decide."""
+
+    problem: Problem
+    plans: tuple[Plan, ...] = ()
+
+
+@contextmanager
+def decision(problem: Problem, options: SolveOptions, what: str = "plan") -> Iterator[Decision]:
+    """What was decided for ``problem``; who is to decide sets ``plans``, for the others.
+
+    Asked for is ``what``, under ``options``. Ranks agree if they pose the same problem, the times of ops
+    aside: the same graph, budget and bytes beside it. Without a process group nobody else is asked.
+
+    >>> from rematc.graph import Graph
+    >>> with decision(Problem(Graph((), (), ()), ()), SolveOptions()) as decided:
+    ...     decided.plans
+    ()
+    """
+    store, made = compat.rank_store(), Decision(problem)
+    if store is None:
+        yield made
+        return
+    key = _key(problem, options, what)
+    place = _asked(lambda: store.add(f"{key}/ranks", 1), None)  # among those that asked
+    if place != 1:
+        told = NOTHING_TOLD if place is None else _asked(lambda: _heard(store, key), NOTHING_TOLD)
+        yield _taken_over(problem, told) or made
+        return
+    try:
+        yield made
+    finally:  # whatever happened here, the others go on
+        text = _told(made) if made.plans else NOTHING_TOLD
+        _asked(lambda: store.set(key, text), None)
+
+
+def _key(problem: Problem, options: SolveOptions, what: str) -> str:
+    from rematc import __version__
+
+    untimed = replace(problem, costs=tuple(replace(c, runtime_ns=0) for c in problem.costs))
+    asked = (what, untimed.digest, problem.budget_bytes, options.time_limit_s, options.gap, __version__)
+    return f"rematc/{hashlib.sha256(repr(asked).encode()).hexdigest()[:24]}"
+
+
+def _heard(store: Any, key: str) -> str:
+    store.wait([key], PATIENCE)
+    text: str = store.get(key).decode()
+    return text
+
+
+def _asked(question: Any, otherwise: Any) -> Any:
+    """The store's answer. It may be gone, or not answer in time: then each rank decides for itself."""
+    try:
+        return question()
+    except (RuntimeError, ValueError, NotImplementedError) as e:
+        log.warning("ranks can't agree on a plan (%s): each plans by itself", e)
+        return otherwise
+
+
+def _told(made: Decision) -> str:
+    found = {
+        "format": FORMAT,
+        "digest": made.problem.digest,
+        "runtime_ns": [cost.runtime_ns for cost in made.problem.costs],
+        "plans": [plan.to_json() for plan in made.plans],
+    }
+    return json.dumps(found)
+
+
+def _taken_over(problem: Problem, text: str) -> Decision | None:
+    if text == NOTHING_TOLD:  # an error, which this rank is going to meet too
+        return None
+    try:
+        found = read_object(text, FORMAT, _DECISION, PlanError)
+        problem = _timed(problem, found["runtime_ns"])
+        if problem.digest != found["digest"]:
+            raise PlanError(f"it is for problem {found['digest']}, and this is {problem.digest}")
+        plans = (replace(Plan.from_json(plan), digest="") for plan in found["plans"])
+        return Decision(problem, tuple(judged(problem, plan) for plan in plans))
+    except PlanError as e:
+        log.warning("what another rank decided is not taken over (%s): this rank plans by itself", e)
+        return None
+
+
+def _timed(problem: Problem, runtime_ns: tuple[int, ...]) -> Problem:
+    if len(runtime_ns) != len(problem.costs):
+        raise PlanError(f"{len(runtime_ns)} times for {len(problem.costs)} ops")
+    costs = zip(problem.costs, runtime_ns, strict=True)
+    return replace(problem, costs=tuple(replace(cost, runtime_ns=ns) for cost, ns in costs))
