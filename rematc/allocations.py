@@ -29,7 +29,7 @@ Span = tuple[int, int]  # bytes above those at its beginning: the most, and at i
 def memory_profile() -> profile:
     """A profile of the CPU's allocations; it does not write to the terminal, as torch's do."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the first one of the process starts
-    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)  # 2.11 warns else
 
 
 def mark() -> None:

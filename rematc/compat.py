@@ -87,7 +87,7 @@ def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> 
         def can_fuse(scheduler: Any, a: Any, b: Any, score: Any) -> bool:
             return place_of(a)[1] == place_of(b)[1] and InductorChoices.can_fuse(scheduler, a, b, score)
 
-    class InOrder(custom_graph_pass.CustomSchedulerPass):
+    class InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]  # 2.12 on
         def __call__(self, kernels: list[Any]) -> list[Any]:
             ordered = sorted(kernels, key=place_of)
             return list(kernels[0].scheduler.topological_sort_schedule(ordered)) if kernels else kernels

@@ -27,6 +27,9 @@ from rematc.versions import check_torch
 T = TypeVar("T")
 NO_LIMIT = Options(budget=None)
 OWN, TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
+NOT_BOUND = re.compile(
+    r"TypeError\(.(missing|too many|got an unexpected).* argument"
+)  # as torch 2.15 says it
 BY_HAND = "what to try: one step without rematc, model(...) and loss.backward(), and mend what fails there"
 
 
@@ -210,15 +213,16 @@ def _refusal(error: Exception) -> CaptureError:
     """The same in one message: what happened, where in the user's code, and the way out."""
     frames = [f for f in _traced_frames(error) if not f.filename.startswith(OWN)]
     at, text = place(frames), str(error)
-    if raised := _user_exception(error):
-        return CaptureError(f"the model or its loss raises {raised}{at}\n  {BY_HAND}")
-    if "Argument mismatch" in text:
+    raised = _user_exception(error)
+    if "Argument mismatch" in text or (raised and NOT_BOUND.match(raised)):
         function = re.search(r"trace function `?([\w.<>]+)", text)
         name = function[1].strip(".") if function else "a function"
         return CaptureError(
             f"{name!r} is called with arguments that it does not take{at}\n  what to try: a loss_fn "
             "gets what the model returns and nothing else: give lambda out: loss(out, target)"
         )
+    if raised:
+        return CaptureError(f"the model or its loss raises {raised}{at}\n  {BY_HAND}")
     if (inner := compat.inner_exception(error)) is not None:
         return CaptureError(f"torch can't derive the backward pass: {_named(inner)}{at}\n  {BY_HAND}")
     if not _traced_frames(error):
@@ -261,7 +265,7 @@ def _user_exception(error: BaseException) -> str | None:
     """
     text = str(error)
     if m := re.search(r"Developer debug context: raised exception (.+)", text):
-        return m[1]
+        return re.sub(r"\[ConstantVariable\(\w+: (.+)\)\]", r"\1", m[1])  # as torch 2.11 says it
     m = re.search(r"with fake tensors: .*?: got (\w+\(.*\))$", text, re.MULTILINE)
     return m[1] if m else None
 

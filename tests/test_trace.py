@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import rematc
+from rematc import trace
 from rematc.errors import CaptureError, OptionError
 from rematc.options import Inner, Options
 from rematc.trace import pose_model
@@ -129,10 +130,27 @@ def test_shapes_that_do_not_fit_are_named_and_torch_logs_no_traceback(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("said", ["ValueError('bad')", "ValueError([ConstantVariable(str: 'bad')])"])
+def test_what_the_user_s_code_raised_is_read_of_every_torch(said: str) -> None:
+    error = RuntimeError(f"Developer debug context: raised exception {said}")
+    assert "raises ValueError('bad')" in str(trace._refusal(error))
+
+
 def test_arguments_that_do_not_fit_are_named() -> None:
     assert "takes 2 positional arguments but 3 were given" in refusal(inputs=(torch.ones(2, 4), 1))
     assert "lambda out: loss(out, target)" in refusal(loss_fn=nn.MSELoss())
     assert "type int: give a tuple" in refusal(inputs=3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Explanation: Argument mismatch when attempting to trace function forward.",
+        "Developer debug context: raised exception TypeError('missing required positional argument: target')",
+    ],
+)
+def test_that_arguments_do_not_fit_is_read_of_every_torch(said: str) -> None:
+    assert "lambda out: loss(out, target)" in str(trace._refusal(RuntimeError(said)))
 
 
 def test_a_graph_break_names_the_line_and_what_to_try() -> None:
