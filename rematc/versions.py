@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 OLDEST = (2, 11)
 NEWEST = (2, 15)
-TESTED = ((2, 13), (2, 15))
+TESTED = ((2, 11), (2, 13), (2, 15))
 
 
 class TorchVersionError(RematcError, ImportError):

@@ -109,9 +109,10 @@ def test_each_value_is_made_by_one_op_so_what_backward_can_recompute_may_be_save
 
 def test_what_only_kernels_of_backward_read_is_computed_in_each_of_them() -> None:
     captured, problem = posed(gated, *SIZES)
-    assert not [v.name for v in problem.graph.values if "sigmoid" in v.name]
+    names = ("sigmoid", "reciprocal")  # the older torch takes it apart
+    assert not [v.name for v in problem.graph.values if v.name.startswith(names)]
     backward = [i for i, op in enumerate(problem.graph.ops) if op.phase == "backward"]
-    assert [n for i in backward for n in captured.nodes[i] if "sigmoid" in n.name]
+    assert [n for i in backward for n in captured.nodes[i] if n.name.startswith(names)]
 
 
 def test_the_smallest_budget_is_no_larger_than_op_by_op() -> None:
