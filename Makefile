@@ -5,10 +5,11 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 LINKS := build/types
+OTHER = build/torch-$(TORCH)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile  # what one file compiles is compiled once
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench lint types format clean
+.PHONY: help demo test test-all test-torch bench lint types format clean
 
 help: ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 12
@@ -21,6 +22,12 @@ test: lint ## Lint, types, and all tests but the slow ones
 
 test-all: lint ## The same with the slow tests
 	$(PYTEST)
+
+test-torch: ## The tests with another torch, which may be gigabytes: make test-torch TORCH=2.11.0
+	$(PYTHON) -m venv $(OTHER)
+	grep -vE '^(torch|setuptools|sympy)==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install -c $(OTHER)/constraints.txt torch==$(TORCH) -e '.[dev]'
+	$(OTHER)/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 bench: $(STAMP) ## Run again what the README claims
 	$(BIN)/python -m benchmarks
