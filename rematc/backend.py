@@ -230,7 +230,8 @@ def partition(
     peak_of_code = None
     with decision(problem, options.solve) as decided:
         posed = problem = decided.problem
-        known = given.plan or next(iter(decided.plans), None) or plans.load(problem, options.solve, folder)
+        taken_over = next(iter(decided.plans), None)
+        known = given.plan or taken_over or plans.load(problem, options.solve, folder)
         if options.inner == "inductor":
             from rematc.inductor import PeakOfCode
 
@@ -243,7 +244,7 @@ def partition(
             plan = judged(problem, known) if known else solve(problem, options.solve)
             validate(problem, plan)
         decided.plans = (plan,)
-    if known is None:
+    if known is None or known is taken_over:
         plans.keep(posed, options.solve, plan, folder)
     if target.note:
         plan = replace(plan, notes=(*plan.notes, target.note))

@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from rematc import compat
@@ -29,7 +29,7 @@ from rematc.simulate import judged
 log = logging.getLogger(__name__)
 
 FORMAT = "rematc.decision/1"
-PATIENCE = timedelta(minutes=15)  # with the rank that decides: it may search, and compile, several plans
+PATIENCE_S, PAUSE_S = 900.0, 0.02  # with the rank that decides: it may search, and compile, several plans
 NOTHING_TOLD = ""
 _DECISION = {"digest": TEXT, "runtime_ns": WHOLES, "plans": list_of("texts", TEXT.fits)}
 
@@ -80,7 +80,12 @@ def _key(problem: Problem, options: SolveOptions, what: str) -> str:
 
 
 def _heard(store: Any, key: str) -> str:
-    store.wait([key], PATIENCE)
+    """Asked for again and again: who waits in the store keeps other threads from it, NCCL's among them."""
+    end = time.monotonic() + PATIENCE_S
+    while not store.check([key]):
+        if time.monotonic() > end:
+            raise TimeoutError(f"nothing was heard in {PATIENCE_S:g} s from the rank that decides")
+        time.sleep(PAUSE_S)
     text: str = store.get(key).decode()
     return text
 
@@ -89,7 +94,7 @@ def _asked(question: Any, otherwise: Any) -> Any:
     """The store's answer. It may be gone, or not answer in time: then each rank decides for itself."""
     try:
         return question()
-    except (RuntimeError, ValueError, NotImplementedError) as e:
+    except (RuntimeError, ValueError, OSError) as e:  # TimeoutError is one of the system's
         log.warning("ranks can't agree on a plan (%s): each plans by itself", e)
         return otherwise
 
