@@ -67,11 +67,11 @@ class CpuMeter:
     def close(self) -> None:
         """Read the profile: every other span is outside, from the first on."""
         self.until.close()
-        if self.running is not None:
-            self.running.stop()
-            self.rises = spans([*timeline(self.running), None], every=2)
-            self.running = None
-            _Profiler.holder.discard(self)
+        running, self.running = self.running, None  # garbage that is collected meanwhile may have it give way
+        _Profiler.holder.discard(self)
+        if running is not None:
+            running.stop()
+            self.rises = spans([*timeline(running), None], every=2)
             _Profiler.was_taken = not self.is_pass_over
 
     def _begins(self, phase: str) -> None:

@@ -6,13 +6,15 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn import functional as F
 from torch.profiler import record_function
 
 import rematc
+from rematc import compat, meters
 from rematc.compat_profiler import profiler_is_active
 from rematc.measure import measure
-from rematc.meters import give_way, survey_of
+from rematc.meters import CpuMeter, give_way, survey_of
 from tests.blocks import batch
 from tests.losses import LOGITS, Classifier, gradients_of, labels, training
 
@@ -96,6 +98,28 @@ def test_who_gives_way_in_a_backward_pass_does_so_at_its_end() -> None:
         logits.register_hook(lambda _: give_way())
         F.cross_entropy(logits, labels()).backward()
         assert not profiler_is_active()
+
+
+def test_a_profile_that_is_being_read_gives_way_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage is collected whenever it likes, and results that nobody wants end a survey."""
+    meter = CpuMeter(lambda: None)
+    meter.open()
+    assert meter.running is not None
+    stop = meter.running.stop
+    monkeypatch.setattr(meter.running, "stop", lambda: (give_way(), stop()))
+    meter.shut()
+    meter.close()
+    assert len(meter.rises) == 1 and not profiler_is_active()
+
+
+def test_where_several_processes_train_nothing_is_profiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A transfer that is under way when a profile ends writes to memory that is gone."""
+    monkeypatch.setattr(compat, "rank_store", dist.HashStore)
+    meters._say_unwatched.cache_clear()
+    assert [survey_of([batch()], lambda: None) for _ in range(3)] == [None] * 3
+    assert caplog.text.count("is not watched") == 1
 
 
 def test_a_result_dropped_in_another_thread_ends_the_survey_in_its_own() -> None:
