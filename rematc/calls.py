@@ -2,6 +2,9 @@
 
 A step is over when something runs forward after one of its backward passes has begun, or once nobody can ask
 for any of them. The calls of the last step of each kind, of each sequence of graphs, stay on record.
+
+In a pipeline (1F1B) one graph runs forward and back in turns, and the call that came first goes back first.
+Its steps are as long as the most calls that are open at once.
 """
 
 from __future__ import annotations
@@ -84,13 +87,14 @@ class Calls(Generic[G]):
     """The ledger of calls.
 
     ``running``: of the step that runs. ``held``: of earlier steps, never differentiated, and still there.
-    ``kinds``: the last step of each kind that had several calls.
+    ``kinds``: the last step of each kind that had several calls; ``pipelined`` are those of pipelines.
     """
 
     def __init__(self) -> None:
         self.running: list[Call[G]] = []
         self.held: list[Call[G]] = []
         self.kinds: dict[tuple[G, ...], list[Call[G]]] = {}
+        self.pipelined: set[tuple[G, ...]] = set()
 
     def begins(self) -> bool:
         """Does the next call begin a step? Then the last one is put on record."""
@@ -98,12 +102,28 @@ class Calls(Generic[G]):
         self.held = [call for call in self.held if call.is_open]
         if not through and any(call.is_open for call in self.running):
             return False
+        if self._in_turns(len(through)):
+            return self._slide(len(through))
         self.held += [call for call in self.running if call.is_open]
         self.running = []
         if len(through) > 1:
             self.kinds[tuple(call.graph for call in through)] = through
         self.kinds = {key: kind for key, kind in self.kinds.items() if any(call.has_model for call in kind)}
         return True
+
+    def _in_turns(self, through: int) -> bool:
+        """Have the first calls gone back, and the others, of the same graph, not yet?"""
+        first, rest = self.running[:through], self.running[through:]
+        is_one = len({call.graph for call in self.running}) == 1
+        return is_one and bool(rest) and all(c.is_through for c in first) and all(c.is_open for c in rest)
+
+    def _slide(self, through: int) -> bool:
+        """The step goes on with the calls that are open; is it the first with so many?"""
+        kind = tuple(call.graph for call in self.running)
+        is_new = kind not in self.kinds
+        self.kinds[kind], self.running = self.running, self.running[through:]
+        self.pipelined.add(kind)
+        return is_new
 
     def ran(self, graph: G, args: tuple[Any, ...], results: Any, kept_bytes: int) -> Call[G]:
         """``graph`` ran forward: ``kept_bytes`` are there until its backward pass begins."""

@@ -10,6 +10,7 @@ What lies outside of all graphs is found by `rematc.survey` in the first steps, 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -227,7 +228,7 @@ class Steps:
         """What is there before a step of several graphs: all that they read and none makes, gradients, and
         what is kept free.
         """
-        there = max(map(self._resident_in, self.calls.kinds.values()))
+        there = max(itertools.starmap(self._resident_in, self.calls.kinds.items()))
         return there + self.options.reserve_bytes + self._state_bytes()
 
     def _state_bytes(self) -> int:
@@ -239,10 +240,11 @@ class Steps:
             self.state = which, optimizer_bytes(self.options.optimizer, list(leaves.values()))
         return self.state[1]
 
-    def _resident_in(self, kind: list[Call[Compiled]]) -> int:
-        read = {key: size for call in kind for key, size in call.inputs.items()}
-        leaves = [leaf() for call in kind for leaf in call.leaves]
-        gradients = gradient_bytes(leaves, self.options.accumulate)
+    def _resident_in(self, kind: tuple[Compiled, ...], calls: list[Call[Compiled]]) -> int:
+        read = {key: size for call in calls for key, size in call.inputs.items()}
+        leaves = [leaf() for call in calls for leaf in call.leaves]
+        # In turns, the gradients of a call that went back meet as many calls that are open as ever.
+        gradients = gradient_bytes(leaves, kind in self.calls.pipelined or self.options.accumulate)
         return sum(read.values()) + gradients + _beside(read, self.calls.held)
 
 

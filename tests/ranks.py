@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rematc
 
 WIDTH, ROWS, BLOCKS = 128, 512, 4
-MICROBATCHES = 4
+MICROBATCHES = 8
 Found = dict[str, Any]
 
 
@@ -135,7 +135,7 @@ class Pipeline(Way):
         self.model = Stage(list(Net().blocks[self.mine]))
         compiled = torch.compile(self.model, backend=backend)
         stage = PipelineStage(compiled, rank, count, torch.device("cpu"))  # type: ignore[arg-type]
-        schedule = ScheduleGPipe(
+        schedule = Schedule1F1B(
             stage, MICROBATCHES, loss_fn=lambda out, target: (out - target).square().mean()
         )
         return schedule.step

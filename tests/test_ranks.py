@@ -40,11 +40,14 @@ def test_gradients_are_those_of_all_ranks_together(count: int, name: str, found:
 def test_on_each_rank_the_graphs_of_a_step_share_the_budget(
     count: int, name: str, found: dict[int, Ranks]
 ) -> None:
-    """DDP runs the pieces of the model on fake tensors first: that is no step, and keeps nothing."""
-    for rank in found[count]:
+    """DDP runs the pieces of the model on fake tensors first: that is no step, and keeps nothing.
+
+    Of a pipeline the first stage has the most batches open, and the last one at a time.
+    """
+    for n, rank in enumerate(found[count]):
         _, costs, peaks, _ = zip(*rank[name]["plans"], strict=True)
         assert len(costs) > 1 or name in ("tensor", "pipeline")
-        assert sum(costs) > 0
+        assert sum(costs) > 0 or (name == "pipeline" and n > 0)
         assert max(peaks) <= BUDGETS[count][name]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import rematc
 from rematc.baselines import recompute_all, save_all
 from rematc.compiled import Given, Made
+from rematc.measure import measure
 from rematc.options import Options
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -86,6 +89,44 @@ def test_under_inductor_too() -> None:
     assert peak(model, run) <= max(plan.peak_bytes for plan in backend.plans) <= 1_150_000
     for ours, theirs in zip(gradients(model, run), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def in_turns(run: Callable[[Tensor], Tensor], most: int) -> None:
+    """A stage of a pipeline (1F1B): up to ``most`` batches have run forward and not back."""
+    still: deque[Tensor] = deque()
+    for _ in range(2 * most):
+        still.append(run(batch()))
+        if len(still) == most:
+            still.popleft().backward()
+    while still:
+        still.popleft().backward()
+
+
+@pytest.mark.parametrize("most", [2, 4])
+def test_batches_in_turns_are_planned_for_as_many_as_are_open_at_once(
+    most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = Model()
+
+    def peak_in_turns(budget: int) -> tuple[int, int]:
+        """Measured and predicted."""
+        torch._dynamo.reset()
+        backend = rematc.backend(budget, inner="eager", costs="roofline")
+        run = torch.compile(model, backend=backend)
+        model.zero_grad()
+        for _ in range(3):
+            in_turns(run, most)
+            model.zero_grad()
+        there = sum(4 * p.numel() for p in model.parameters())
+        measured = there + measure(lambda: in_turns(run, most)).peak_bytes
+        return measured, backend.plans[0].peak_bytes
+
+    free, _ = peak_in_turns(10**9)
+    for share in (0.9, 0.6):
+        measured, predicted = peak_in_turns(int(share * free))
+        assert measured <= predicted <= share * free
+    assert "are held" not in caplog.text
 
 
 @pytest.mark.parametrize("how", ["graph break", "blocks"])
