@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -16,7 +16,7 @@ from rematc import compat, plans
 from rematc.baselines import min_cut
 from rematc.cache import cache_folder
 from rematc.compiled import ALONE, Given, Made
-from rematc.errors import RematcError, error_of_ours, format_bytes, refused
+from rematc.errors import BudgetError, RematcError, error_of_ours, format_bytes, refused
 from rematc.fit import fit
 from rematc.lower import op_by_op
 from rematc.meters import give_way
@@ -33,6 +33,9 @@ from rematc.steps import Steps
 from rematc.survey import Outside
 from rematc.target import target_of
 from rematc.versions import check_torch
+
+if TYPE_CHECKING:
+    from rematc.inductor import PeakOfCode
 
 log = logging.getLogger(__name__)
 TIGHT = (
@@ -227,22 +230,23 @@ def partition(
     if given.plan is None:
         say_if_checkpointed(joint)
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
-    peak_of_code = None
-    with decision(problem, options.solve) as decided:
-        posed = problem = decided.problem
-        taken_over = next(iter(decided.plans), None)
-        known = given.plan or taken_over or plans.load(problem, options.solve, folder)
-        if options.inner == "inductor":
-            from rematc.inductor import PeakOfCode
+    peak = None
+    if options.inner == "inductor":
+        from rematc.inductor import PeakOfCode
 
-            if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
-                known = min_cut(problem)
-            peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
-            fitted = fit(problem, options.solve, peak, known)
-            problem, plan, peak_of_code = fitted.problem, fitted.plan, peak.above_resident
-        else:
-            plan = judged(problem, known) if known else solve(problem, options.solve)
-            validate(problem, plan)
+        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
+    with decision(problem, options.solve) as decided:
+        posed = decided.problem
+        taken_over = next(iter(decided.plans), None)
+        known = given.plan or taken_over or plans.load(posed, options.solve, folder)
+        try:
+            problem, plan = _decided(posed, options.solve, peak, known)
+        except BudgetError as e:
+            floor = plans.load_floor(posed, folder)
+            plans.keep_floor(posed, e.plan, folder)
+            if floor is None or (peak(floor) if peak else floor.peak_bytes) > e.budget_bytes:
+                raise
+            problem, plan = _decided(posed, options.solve, peak, floor)
         decided.plans = (plan,)
     if known is None or known is taken_over:
         plans.keep(posed, options.solve, plan, folder)
@@ -250,7 +254,21 @@ def partition(
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
-    return Partitioned(forward, backward, problem, plan, given.outside, peak_of_code)
+    return Partitioned(forward, backward, problem, plan, given.outside, peak and peak.above_resident)
+
+
+def _decided(
+    problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None
+) -> tuple[Problem, Plan]:
+    """The plan, and the problem with what was learned of its code; ``known`` if there is one, and it fits."""
+    if peak is not None:
+        if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
+            known = min_cut(problem)
+        fitted = fit(problem, options, peak, known)
+        return fitted.problem, fitted.plan
+    plan = judged(problem, known) if known else solve(problem, options)
+    validate(problem, plan)
+    return problem, plan
 
 
 def describe(plan: Plan) -> str:

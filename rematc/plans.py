@@ -28,7 +28,25 @@ MOST = 1000  # plans kept: with more, the oldest go
 
 def load(problem: Problem, options: SolveOptions, folder: Path) -> Plan | None:
     """The plan that was kept for ``problem`` under ``options``, if there is one; None if it is damaged."""
-    path = _path(problem, options, folder)
+    return _load(problem, _path(problem, options, folder))
+
+
+def load_floor(problem: Problem, folder: Path) -> Plan | None:
+    """The plan of the lowest peak that a refusal named, whatever the budget was.
+
+    A search that the clock ends may not find again what it found when the machine had more time.
+    """
+    return _load(problem, _floor_path(problem, folder))
+
+
+def keep_floor(problem: Problem, plan: Plan, folder: Path) -> None:
+    """Keep ``plan`` as that of the lowest peak, if none is kept that needs less."""
+    known = load_floor(problem, folder)
+    if known is None or judged(problem, replace(plan, digest="")).peak_bytes < known.peak_bytes:
+        cache.keep(_floor_path(problem, folder), json.loads(plan.to_json()))
+
+
+def _load(problem: Problem, path: Path) -> Plan | None:
     data = cache.load(path, FORMAT)
     if data is None:
         return None
@@ -52,6 +70,10 @@ def keep(problem: Problem, options: SolveOptions, plan: Plan, folder: Path) -> N
             old.unlink(missing_ok=True)
     except OSError as e:  # another process was faster
         log.debug("old plans stay (%s)", e)
+
+
+def _floor_path(problem: Problem, folder: Path) -> Path:
+    return folder / "plans" / f"{problem.digest}-floor.json"
 
 
 def _path(problem: Problem, options: SolveOptions, folder: Path) -> Path:

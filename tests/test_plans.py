@@ -6,6 +6,7 @@ import importlib
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ import torch
 import rematc
 from rematc import plans
 from rematc.baselines import save_all
-from rematc.options import SolveOptions
+from rematc.options import Inner, SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import validate
+from rematc.solve import refusal as refused_with
 from rematc.solve import solve
 from tests.damaged import read_damaged, saying
 from tests.graphs import chain
@@ -54,6 +56,34 @@ def test_another_budget_problem_or_setting_is_another_plan(
     assert plans.load(chain(9).with_budget(7), OPTIONS, tmp_path) is None
     assert plans.load(problem, SolveOptions(time_limit_s=5), tmp_path) is None
     assert plans.load(problem, SolveOptions(gap=0.1), tmp_path) is None
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_a_budget_that_a_refusal_named_is_kept_though_the_search_finds_nothing(
+    inner: Inner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where the machine is busier than it was then."""
+    monkeypatch.setenv("REMATC_CACHE_DIR", str(tmp_path))
+    with pytest.raises(rematc.BudgetError) as refused:
+        torch.compile(net(), backend=rematc.backend(1, inner=inner))(batch())
+    least = refused.value.minimum_bytes
+    torch._dynamo.reset()
+    module = importlib.import_module("rematc.backend")
+    asked = {"eager": "solve", "inductor": "fit"}[inner]
+    original = getattr(module, asked)
+
+    def unlucky(problem: Problem, options: SolveOptions, *more: Any) -> Any:
+        if more and more[-1] is not None:
+            return original(problem, options, *more)
+        raise refused_with(problem, save_all(problem), bound_bytes=0)
+
+    monkeypatch.setattr(module, asked, unlucky)
+    backend = rematc.backend(least, inner=inner)
+    torch.compile(net(), backend=backend)(batch()).sum().backward()
+    assert backend.plans[0].peak_bytes <= least
+    torch._dynamo.reset()
+    with pytest.raises(rematc.BudgetError):
+        torch.compile(net(), backend=rematc.backend(least - 1, inner=inner))(batch())
 
 
 WRONG: dict[str, dict[str, object]] = {
