@@ -240,13 +240,13 @@ def partition(
         taken_over = next(iter(decided.plans), None)
         known = given.plan or taken_over or plans.load(posed, options.solve, folder)
         try:
-            problem, plan = _decided(posed, options.solve, peak, known)
+            problem, plan = _planned(posed, options.solve, peak, known)
         except BudgetError as e:
             floor = plans.load_floor(posed, folder)
             plans.keep_floor(posed, e.plan, folder)
             if floor is None or (peak(floor) if peak else floor.peak_bytes) > e.budget_bytes:
                 raise
-            problem, plan = _decided(posed, options.solve, peak, floor)
+            problem, plan = _planned(posed, options.solve, peak, floor)
         decided.plans = (plan,)
     if known is None or known is taken_over:
         plans.keep(posed, options.solve, plan, folder)
@@ -257,7 +257,7 @@ def partition(
     return Partitioned(forward, backward, problem, plan, given.outside, peak and peak.above_resident)
 
 
-def _decided(
+def _planned(
     problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None
 ) -> tuple[Problem, Plan]:
     """The plan, and the problem with what was learned of its code; ``known`` if there is one, and it fits."""

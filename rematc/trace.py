@@ -27,9 +27,7 @@ from rematc.versions import check_torch
 T = TypeVar("T")
 NO_LIMIT = Options(budget=None)
 OWN, TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
-NOT_BOUND = re.compile(
-    r"TypeError\(.(missing|too many|got an unexpected).* argument"
-)  # as torch 2.15 says it
+NOT_BOUND = re.compile(r"TypeError\(.(missing|too many|got an unexpected) .*argument")  # as 2.15 says it
 BY_HAND = "what to try: one step without rematc, model(...) and loss.backward(), and mend what fails there"
 
 
