@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class Net(Stage):
         return super().forward(x).square().mean()
 
 
-class Way:
+class Way(ABC):
     """How ranks train together: ``model`` is this rank's, a ``step`` leaves gradients, ``expected`` are those
     of eager PyTorch.
     """
@@ -66,7 +67,7 @@ class Way:
     model: nn.Module
     rows = ROWS
 
-    def __init__(self, backend: rematc.Backend) -> None:
+    def __init__(self, backend: Any) -> None:
         self.x = torch.randn(self.rows, WIDTH, generator=torch.Generator().manual_seed(self.seed))
         self.run: Callable[..., Any] = self.built(backend)
 
@@ -75,8 +76,9 @@ class Way:
         """Of this rank's batch."""
         return dist.get_rank()
 
-    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def built(self, backend: Any) -> Callable[..., Any]:
+        """What a step runs: ``model``, which this sets, compiled with ``backend``."""
 
     def step(self) -> None:
         self.run(self.x).backward()
@@ -94,14 +96,14 @@ class Way:
 class Ddp(Way):
     """Buckets so small that the graph is cut into several."""
 
-    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+    def built(self, backend: Any) -> Callable[..., Any]:
         self.model = Net()
         parallel = DistributedDataParallel(self.model, bucket_cap_mb=1)
         return torch.compile(parallel, backend=backend)
 
 
 class Fsdp(Way):
-    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+    def built(self, backend: Any) -> Callable[..., Any]:
         self.model = Net()
         for block in self.model.blocks:
             block.compile(backend=backend)
@@ -115,7 +117,7 @@ class TensorParallel(Way):
 
     seed = 0
 
-    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+    def built(self, backend: Any) -> Callable[..., Any]:
         self.model = Net()
         parts = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         plan = {f"blocks.{n}.{name}": style for n in range(BLOCKS) for name, style in parts.items()}
@@ -128,7 +130,7 @@ class Pipeline(Way):
 
     seed, rows = 0, MICROBATCHES * ROWS
 
-    def built(self, backend: rematc.Backend) -> Callable[..., Any]:
+    def built(self, backend: Any) -> Callable[..., Any]:
         rank, count = dist.get_rank(), dist.get_world_size()
         each = BLOCKS // count
         self.mine = slice(rank * each, (rank + 1) * each)
@@ -173,15 +175,20 @@ def train(rank: int, count: int, folder: str, budgets: dict[str, int | None]) ->
 
 
 def _trained(kind: type[Way], budget: int | None) -> Found:
-    torch._dynamo.reset()
+    plain, _ = _after_steps(kind, "aot_eager")
     backend = rematc.backend(budget, inner="eager", costs="measured", measure_s=0.5, time_limit_s=2.0)
+    gradients, way = _after_steps(kind, backend)
+    plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
+    return {"gradients": gradients, "plain": plain, "expected": way.expected(), "plans": plans}
+
+
+def _after_steps(kind: type[Way], backend: Any) -> tuple[list[Tensor], Way]:
+    torch._dynamo.reset()
     way = kind(backend)
     for _ in range(3):
         way.model.zero_grad()
         way.step()
-    gradients = [_whole(p.grad) for p in way.model.parameters()]
-    plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
-    return {"gradients": gradients, "expected": way.expected(), "plans": plans}
+    return [_whole(p.grad) for p in way.model.parameters()], way
 
 
 def _whole(gradient: Any) -> Tensor:

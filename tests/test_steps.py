@@ -117,11 +117,14 @@ def test_batches_in_turns_are_planned_for_as_many_as_are_open_at_once(
         model.zero_grad()
         for _ in range(3):
             in_turns(run, most)
+            assert all(map(torch.equal, [p.grad for p in model.parameters()], expected))
             model.zero_grad()
         there = sum(4 * p.numel() for p in model.parameters())
         measured = there + measure(lambda: in_turns(run, most)).peak_bytes
         return measured, backend.plans[0].peak_bytes
 
+    in_turns(model, most)
+    expected = [p.grad for p in model.parameters()]
     free, _ = peak_in_turns(10**9)
     for share in (0.9, 0.6):
         measured, predicted = peak_in_turns(int(share * free))
