@@ -18,7 +18,7 @@ from rematc import cache
 from rematc.errors import PlanError
 from rematc.options import SolveOptions
 from rematc.plan import FORMAT, Plan
-from rematc.problem import Problem
+from rematc.problem import OpCost, Problem
 from rematc.simulate import judged
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def load(problem: Problem, options: SolveOptions, folder: Path) -> Plan | None:
 
 
 def load_floor(problem: Problem, folder: Path) -> Plan | None:
-    """The plan of the lowest peak that a refusal named, whatever the budget was.
+    """The plan of the lowest peak that a refusal named for this graph, whatever budget and costs were.
 
     A search that the clock ends may not find again what it found when the machine had more time.
     """
@@ -73,7 +73,9 @@ def keep(problem: Problem, options: SolveOptions, plan: Plan, folder: Path) -> N
 
 
 def _floor_path(problem: Problem, folder: Path) -> Path:
-    return folder / "plans" / f"{problem.digest}-floor.json"
+    # By the graph alone: costs that are measured anew, on a machine that had less time, name another problem.
+    graph = Problem(problem.graph, (OpCost(0),) * len(problem.graph.ops))
+    return folder / "plans" / f"{graph.digest}-floor.json"
 
 
 def _path(problem: Problem, options: SolveOptions, folder: Path) -> Path:
