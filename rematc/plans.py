@@ -10,25 +10,45 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rematc import cache
 from rematc.errors import PlanError
 from rematc.options import SolveOptions
 from rematc.plan import FORMAT, Plan
-from rematc.problem import OpCost, Problem
+from rematc.problem import TEXT, OpCost, Problem, list_of, read_object
 from rematc.simulate import judged
 
 log = logging.getLogger(__name__)
 NOTE = "found before, and kept in the cache"
-MOST = 1000  # plans kept: with more, the oldest go
+MOST = 1000  # files kept: with more, the oldest go
+SEVERAL, FLOOR = "rematc.plans/1", "floor"
+MOST_CHOICES = 100
+_SEVERAL = {"digest": TEXT, "plans": list_of("texts", TEXT.fits)}
 
 
 def load(problem: Problem, options: SolveOptions, folder: Path) -> Plan | None:
     """The plan that was kept for ``problem`` under ``options``, if there is one; None if it is damaged."""
-    return _load(problem, _path(problem, options, folder))
+    path = _path(problem, options, folder)
+    data = cache.load(path, FORMAT)
+    if data is None:
+        return None
+    try:
+        plan = _judged(problem, json.dumps(data))
+    except PlanError as e:
+        cache.damaged(path, e)
+        return None
+    _used(path)
+    return _found_before(plan)
+
+
+def keep(problem: Problem, options: SolveOptions, plan: Plan, folder: Path) -> None:
+    """Keep ``plan`` for the next time."""
+    _keep(_path(problem, options, folder), FORMAT, json.loads(plan.to_json()))
 
 
 def load_floor(problem: Problem, folder: Path) -> Plan | None:
@@ -36,34 +56,79 @@ def load_floor(problem: Problem, folder: Path) -> Plan | None:
 
     A search that the clock ends may not find again what it found when the machine had more time.
     """
-    return _load(problem, _floor_path(problem, folder))
+    return next(map(_found_before, _load_of_graph(problem, FLOOR, folder)[1]), None)
 
 
 def keep_floor(problem: Problem, plan: Plan, folder: Path) -> None:
     """Keep ``plan`` as that of the lowest peak, if none is kept that needs less."""
-    known = load_floor(problem, folder)
-    if known is None or judged(problem, replace(plan, digest="")).peak_bytes < known.peak_bytes:
-        cache.keep(_floor_path(problem, folder), json.loads(plan.to_json()))
+    known, plan = load_floor(problem, folder), judged(problem, replace(plan, digest=""))
+    if known is None or plan.peak_bytes < known.peak_bytes:
+        _keep_of_graph(problem, FLOOR, (plan,), folder)
 
 
-def _load(problem: Problem, path: Path) -> Plan | None:
-    data = cache.load(path, FORMAT)
+def kept_choices(
+    problem: Problem,
+    options: SolveOptions,
+    folder: Path,
+    search: Callable[[Problem, SolveOptions], tuple[Plan, ...]],
+) -> tuple[Plan, ...]:
+    """The plans that ``search`` finds; if it has been asked before, those that it found then.
+
+    With other costs it is asked again, and what was found before may be chosen too: the smallest budget that
+    a refusal named is that of a plan among them.
+    """
+    what = f"choices-{hashlib.sha256(repr(_asked(options)).encode()).hexdigest()[:8]}"
+    digest, known = _load_of_graph(problem, what, folder)
+    if digest == problem.digest:
+        return known
+    found = {plan.saved + plan.backward: plan for plan in (*search(problem, options), *known)}
+    chosen = tuple(found.values())[:MOST_CHOICES]
+    _keep_of_graph(problem, what, chosen, folder)
+    return chosen
+
+
+def _load_of_graph(problem: Problem, what: str, folder: Path) -> tuple[str, tuple[Plan, ...]]:
+    """The digest of the problem for which ``what`` was kept last, and the plans, as judged by this one."""
+    path = _path_of_graph(problem, what, folder)
+    data = cache.load(path, SEVERAL)
     if data is None:
-        return None
+        return "", ()
     try:
-        plan = judged(problem, replace(Plan.from_json(json.dumps(data)), digest=""))
+        kept = read_object(json.dumps(data), SEVERAL, _SEVERAL, PlanError)
+        found = tuple(_judged(problem, text) for text in kept["plans"])
     except PlanError as e:
         cache.damaged(path, e)
-        return None
-    with suppress(OSError):
-        os.utime(path)  # the oldest go: those not used for longest
+        return "", ()
+    _used(path)
+    return kept["digest"], found
+
+
+def _keep_of_graph(problem: Problem, what: str, found: tuple[Plan, ...], folder: Path) -> None:
+    texts = [plan.to_json() for plan in found]
+    _keep(_path_of_graph(problem, what, folder), SEVERAL, {"digest": problem.digest, "plans": texts})
+
+
+def _path_of_graph(problem: Problem, what: str, folder: Path) -> Path:
+    # By the graph alone: costs that are measured anew, on a machine that had less time, name another problem.
+    graph = Problem(problem.graph, (OpCost(0),) * len(problem.graph.ops))
+    return folder / "plans" / f"{graph.digest}-{what}.json"
+
+
+def _judged(problem: Problem, text: str) -> Plan:
+    return judged(problem, replace(Plan.from_json(text), digest=""))
+
+
+def _found_before(plan: Plan) -> Plan:
     return replace(plan, solve_s=0.0, notes=(*plan.notes, NOTE))
 
 
-def keep(problem: Problem, options: SolveOptions, plan: Plan, folder: Path) -> None:
-    """Keep ``plan`` for the next time."""
-    path = _path(problem, options, folder)
-    cache.keep(path, json.loads(plan.to_json()))
+def _used(path: Path) -> None:
+    with suppress(OSError):
+        os.utime(path)  # the oldest go: those not used for longest
+
+
+def _keep(path: Path, form: str, data: dict[str, Any]) -> None:
+    cache.keep(path, {**data, "format": form})
     try:
         kept = sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime)
         for old in kept[:-MOST]:
@@ -72,14 +137,12 @@ def keep(problem: Problem, options: SolveOptions, plan: Plan, folder: Path) -> N
         log.debug("old plans stay (%s)", e)
 
 
-def _floor_path(problem: Problem, folder: Path) -> Path:
-    # By the graph alone: costs that are measured anew, on a machine that had less time, name another problem.
-    graph = Problem(problem.graph, (OpCost(0),) * len(problem.graph.ops))
-    return folder / "plans" / f"{graph.digest}-floor.json"
-
-
 def _path(problem: Problem, options: SolveOptions, folder: Path) -> Path:
+    asked = (problem.digest, problem.budget_bytes, *_asked(options))
+    return folder / "plans" / f"{hashlib.sha256(repr(asked).encode()).hexdigest()[:24]}.json"
+
+
+def _asked(options: SolveOptions) -> tuple[object, ...]:
     from rematc import __version__
 
-    asked = (problem.digest, problem.budget_bytes, options.time_limit_s, options.gap, __version__)
-    return folder / "plans" / f"{hashlib.sha256(repr(asked).encode()).hexdigest()[:24]}.json"
+    return options.time_limit_s, options.gap, __version__

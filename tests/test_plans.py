@@ -86,6 +86,44 @@ def test_a_budget_that_a_refusal_named_is_kept_though_the_search_finds_nothing(
         torch.compile(net(), backend=rematc.backend(least - 1, inner=inner))(batch())
 
 
+def test_what_graphs_of_one_step_may_choose_from_is_found_again_though_costs_are_measured_anew(
+    problem: Problem, tmp_path: Path
+) -> None:
+    """A refusal names the smallest budget that plans among them keep: they must be there the next time."""
+    other = replace(problem, costs=tuple(replace(c, runtime_ns=c.runtime_ns + 1) for c in problem.costs))
+    searched: list[Problem] = []
+
+    def search(asked: Problem, _: SolveOptions) -> tuple[Plan, ...]:
+        searched.append(asked)
+        return (solve(asked),) if len(searched) == 1 else (save_all(asked),)
+
+    def choices(asked: Problem, options: SolveOptions = OPTIONS) -> tuple[Plan, ...]:
+        return plans.kept_choices(asked, options, tmp_path, search)
+
+    (first,) = choices(problem)
+    assert choices(problem) == (first,) and searched == [problem]
+    anew = choices(other)
+    assert [plan.saved for plan in anew] == [save_all(other).saved, first.saved]
+    assert all(plan.digest == other.digest for plan in anew)
+    assert anew[1].cost_ns != first.cost_ns and choices(other) == anew
+    assert len(searched) == 2
+    assert choices(problem, SolveOptions(gap=0.5)) != anew and len(searched) == 3
+
+
+def test_choices_that_are_damaged_are_searched_anew(
+    problem: Problem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def choices() -> tuple[Plan, ...]:
+        return plans.kept_choices(problem, OPTIONS, tmp_path, lambda asked, _: (solve(asked),))
+
+    found = choices()
+    (path,) = (tmp_path / "plans").iterdir()
+    for wrong in ({"plans": ["none"]}, {"plans": 3}, {"more": 1}, {"plans": [save_all(chain(20)).to_json()]}):
+        damage = saying(lambda data, wrong=wrong: data.update(wrong))
+        again = read_damaged(path, damage, choices, caplog)
+        assert [plan.saved for plan in again] == [plan.saved for plan in found]
+
+
 WRONG: dict[str, dict[str, object]] = {
     "a step that is none": {"backward": [999]},
     "a value that is none": {"saved": [999]},
