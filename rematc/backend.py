@@ -27,7 +27,7 @@ from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
 from rematc.ranks import decision
 from rematc.resident import gradient_bytes, optimizer_bytes
-from rematc.simulate import judged, validate
+from rematc.simulate import judged, simulate, validate
 from rematc.solve import solve
 from rematc.steps import Steps
 from rematc.survey import Outside
@@ -172,9 +172,10 @@ class _Compiler:
             log.warning("%s", "; ".join(plan.notes))
         if plan.cost_ns > forward_ns:  # said where it is trained so; explain shows the figure
             log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
-        problem, outside, peak_of_code = done[-1].problem, done[-1].outside, done[-1].peak_of_code
+        problem, outside = done[-1].problem, done[-1].outside
         self.record(problem, plan, outside)
-        return Made(run, problem, plan, accumulated, given.others_bytes, outside, peak_of_code)
+        forward_bytes, peak_of_code = done[-1].forward_bytes, done[-1].peak_of_code
+        return Made(run, problem, plan, accumulated, given.others_bytes, outside, forward_bytes, peak_of_code)
 
     def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         """The backend has this plan for the graph from now on."""
@@ -187,13 +188,14 @@ class _Compiler:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A joint graph, planned and split. ``outside`` and ``peak_of_code`` are as those of `Made`."""
+    """A joint graph, planned and split. The last three are as those of `Made`."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     problem: Problem
     plan: Plan
     outside: Outside
+    forward_bytes: int
     peak_of_code: Callable[[Plan], int] | None = None
 
 
@@ -254,7 +256,12 @@ def partition(
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
-    return Partitioned(forward, backward, problem, plan, given.outside, peak and peak.above_resident)
+    in_forward = (
+        peak.forward_bytes(plan) if peak else simulate(problem, plan).forward_bytes - problem.resident_bytes
+    )
+    return Partitioned(
+        forward, backward, problem, plan, given.outside, in_forward, peak and peak.above_resident
+    )
 
 
 def _planned(

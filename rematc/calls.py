@@ -1,7 +1,8 @@
 """Forward passes whose backward passes are to come: of the step that runs, and held from earlier ones.
 
-A step is over when something runs forward after one of its backward passes has begun, or once nobody can ask
-for any of them. The calls of the last step of each kind, of each sequence of graphs, stay on record.
+A step is over when something runs forward after a backward pass has begun, or once nobody can ask
+for any of them. The calls of the last step of each kind, of each sequence of graphs, stay on record. What ran
+forward in one step and went back in another, as a GAN's generator does, is a call of that.
 
 In a pipeline (1F1B) one graph runs forward and back in turns, and the call that came first goes back first.
 Its steps are as long as the most calls that are open at once.
@@ -10,25 +11,29 @@ Its steps are as long as the most calls that are open at once.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from rematc.meters import give_way
-from rematc.storages import storages, tensors
+from rematc.storages import Followed, storages, tensors
 from rematc.survey import Survey
 
 G = TypeVar("G", bound=Hashable)
+LEAST_BYTES = 1024  # of results that are followed once their call is through: not of losses that are logged
 
 
-@dataclass
+@dataclass(eq=False)
 class Call(Generic[G]):
     """One forward pass of a graph: the storages of its inputs and results, and the leaves among its inputs.
 
-    ``kept_bytes``: by the plan that it ran by. ``survey``: of the step that it runs in, if one is made; there
-    it is number ``place``.
+    ``kept_bytes``: by the plan that it ran by. ``left_bytes``: of its results, those that somebody still has
+    while an earlier call goes back. ``survey``: of the step that it runs in, if one is made; there it is
+    number ``place``.
     """
 
     graph: G
@@ -36,8 +41,10 @@ class Call(Generic[G]):
     inputs: dict[int, int]
     results: dict[int, int]
     leaves: Sequence[Callable[[], Any]]
+    made: Followed
     nodes: list[Callable[[], Any]] = field(default_factory=list)  # autograd's, of the results
     is_through: bool = False  # its backward pass has begun
+    left_bytes: int = 0
     survey: Survey | None = None
     place: int = 0
 
@@ -83,32 +90,73 @@ class Call(Generic[G]):
         return not self.leaves or any(leaf() is not None for leaf in self.leaves)
 
 
+@dataclass
+class Kind(Generic[G]):
+    """Steps of the same graphs; ``calls`` are those of the last one.
+
+    The first ``carried`` of them ran forward before the step began, and went back in it. ``in_turns``: it is
+    of a pipeline. ``others`` were open when it was over; ``beside_bytes`` is what others take while it runs.
+    """
+
+    calls: list[Call[G]]
+    carried: int = 0
+    in_turns: bool = False
+    others: list[Call[G]] = field(default_factory=list)
+    beside_bytes: int = 0
+
+    @property
+    def begins_with(self) -> G:
+        """The graph that runs first."""
+        return self.calls[self.carried].graph
+
+    @property
+    def read(self) -> dict[int, int]:
+        """The storages that are read, and that none of the calls made."""
+        return {key: size for call in self.calls for key, size in call.inputs.items()}
+
+
+def kept_beside(read: dict[int, int], calls: Sequence[Call[G]]) -> int:
+    """Bytes of what ``calls`` keep or read until their backward passes begin, and is not in ``read``."""
+    still = [call for call in calls if call.is_open]
+    inputs = {key: size for call in still for key, size in call.inputs.items() if key not in read}
+    results = {key for call in still for key in call.results}
+    kept = sum(call.kept_bytes for call in still)
+    return kept + sum(inputs.values()) - sum(size for key, size in read.items() if key in results)
+
+
 class Calls(Generic[G]):
     """The ledger of calls.
 
-    ``running``: of the step that runs. ``held``: of earlier steps, never differentiated, and still there.
-    ``kinds``: the last step of each kind that had several calls; ``pipelined`` are those of pipelines.
+    ``running``: of the step that runs. ``held``: of earlier steps, not differentiated when this one began,
+    and still there. ``left``: those that were, and of which somebody has results; if ``left_stays``, when
+    the backward pass began too, and not just until the step had results of its own. ``kinds``: the steps of
+    several calls.
     """
 
     def __init__(self) -> None:
         self.running: list[Call[G]] = []
         self.held: list[Call[G]] = []
-        self.kinds: dict[tuple[G, ...], list[Call[G]]] = {}
-        self.pipelined: set[tuple[G, ...]] = set()
+        self.left: list[Call[G]] = []
+        self.left_stays = False
+        self.kinds: dict[tuple[G, ...], Kind[G]] = {}
+        self.carried: set[G] = set()  # graphs that went back in another step
 
     def begins(self) -> bool:
         """Does the next call begin a step? Then the last one is put on record."""
-        through = [call for call in self.running if call.is_through]
-        self.held = [call for call in self.held if call.is_open]
-        if not through and any(call.is_open for call in self.running):
+        carried, through = ([c for c in calls if c.is_through] for calls in (self.held, self.running))
+        if not carried and not through and any(call.is_open for call in self.running):
             return False
         if self._in_turns(len(through)):
             return self._slide(len(through))
-        self.held += [call for call in self.running if call.is_open]
+        if through:
+            own = [c for c in self.running if c.is_through or (c.is_open and c.graph in self.carried)]
+            self._record([*carried, *own], len(carried))
+        self._leave([*carried, *through])
+        self.held = [call for call in (*self.held, *self.running) if call.is_open]
         self.running = []
-        if len(through) > 1:
-            self.kinds[tuple(call.graph for call in through)] = through
-        self.kinds = {key: kind for key, kind in self.kinds.items() if any(call.has_model for call in kind)}
+        self.kinds = {
+            key: kind for key, kind in self.kinds.items() if any(call.has_model for call in kind.calls)
+        }
         return True
 
     def _in_turns(self, through: int) -> bool:
@@ -119,23 +167,74 @@ class Calls(Generic[G]):
 
     def _slide(self, through: int) -> bool:
         """The step goes on with the calls that are open; is it the first with so many?"""
-        kind = tuple(call.graph for call in self.running)
-        is_new = kind not in self.kinds
-        self.kinds[kind], self.running = self.running, self.running[through:]
-        self.pipelined.add(kind)
+        is_new = tuple(call.graph for call in self.running) not in self.kinds
+        self._record(self.running, 0, in_turns=True)
+        self._leave(self.running[:through])
+        self.running = self.running[through:]
         return is_new
+
+    def _record(self, calls: list[Call[G]], carried: int, *, in_turns: bool = False) -> None:
+        if len(calls) < 2:
+            return
+        for call in calls[:carried]:  # what they ran beside was taken for a step without them
+            if call.graph not in self.carried:
+                self.carried.add(call.graph)
+                stale = [
+                    key for key, kind in self.kinds.items() if call.graph in {c.graph for c in kind.others}
+                ]
+                for key in stale:
+                    del self.kinds[key]
+        kind = self.kinds.setdefault(tuple(call.graph for call in calls), Kind(calls))
+        kind.calls, kind.carried, kind.in_turns = calls, carried, kind.in_turns or in_turns
+        kind.others = [call for call in self.open if call not in calls]
+        others_bytes = kept_beside(kind.read, kind.others) + self.left_bytes(kind.read)
+        kind.beside_bytes = max(kind.beside_bytes, others_bytes)  # or more when it began
+
+    def _leave(self, calls: list[Call[G]]) -> None:
+        self.left = [call for call in (*self.left, *calls) if call.made.live_bytes()]
+
+    def left_bytes(self, read: dict[int, int]) -> int:
+        """Results of earlier calls that went back, as logits in a variable; those in ``read`` aside."""
+        return sum(call.made.live_bytes(read) for call in self.left)
+
+    def begins_with(self, graph: G) -> None:
+        """A step begins with ``graph``: what others left is beside it."""
+        for kind in self.kinds.values():
+            if kind.begins_with is graph:
+                held = kept_beside(kind.read, self._held_beside(kind))
+                kind.beside_bytes = held + self.left_bytes(kind.read)
+
+    def _held_beside(self, kind: Kind[G]) -> list[Call[G]]:
+        """Of the calls that are held, those that are none which a step of ``kind`` carries."""
+        held, carried = [], Counter(call.graph for call in kind.calls[: kind.carried])
+        for call in self.held:
+            if carried[call.graph]:
+                carried[call.graph] -= 1
+            else:
+                held.append(call)
+        return held
 
     def ran(self, graph: G, args: tuple[Any, ...], results: Any, kept_bytes: int) -> Call[G]:
         """``graph`` ran forward: ``kept_bytes`` are there until its backward pass begins."""
         made = {key for call in self.running for key in call.results}
         inputs = {key: size for key, size in storages(args) if key not in made}
         leaves = [weakref.ref(t) for t in tensors(args) if t.is_leaf and t.requires_grad]
-        call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves)
+        own = Followed(results, {key for key, _ in storages(args)}, LEAST_BYTES)
+        call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves, own)
         for node in _python_nodes({t.grad_fn for t in tensors(results)}):
             call.nodes.append(weakref.ref(node, call.node_gone))
-            node.register_prehook(call.backward_begins)
+            node.register_prehook(partial(self._goes_back, call))
         self.running.append(call)
         return call
+
+    def _goes_back(self, call: Call[G], gradients: Any) -> None:
+        """The backward pass of ``call`` begins; those that are through may have left results to somebody."""
+        if not any(other.is_through for other in self.running):
+            self.left_stays = any(other.made.live_bytes() for other in self.left)
+        call.backward_begins(gradients)
+        for other in self.running:
+            if other.is_through and other is not call:
+                other.left_bytes = max(other.left_bytes, other.made.live_bytes())
 
     @property
     def open(self) -> list[Call[G]]:

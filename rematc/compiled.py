@@ -24,8 +24,9 @@ class Made:
     """What compiling made of a graph. One without a backward pass has neither problem nor plan.
 
     Of what was counted as resident, ``accumulated_bytes`` are gradients of earlier steps, ``others_bytes`` is
-    what other calls keep; ``outside`` was counted too. ``peak_of_code``: what the code of another plan would
-    need, resident not included; None where that is what the graph says.
+    what other calls keep; ``outside`` was counted too. ``forward_bytes``: what the forward pass alone needs,
+    and ``peak_of_code`` what the code of another plan would, resident not included; None where that is what
+    the graph says.
     """
 
     run: Callable[..., Any]
@@ -34,6 +35,7 @@ class Made:
     accumulated_bytes: int = 0
     others_bytes: int = 0
     outside: Outside = NOTHING
+    forward_bytes: int = 0
     peak_of_code: Callable[[Plan], int] | None = None
 
 
@@ -79,12 +81,14 @@ class Compiled:
     """One graph; ``made`` is what runs. While not ``is_chosen``, another plan is to be chosen for it.
 
     ``outside``: what surveys of its steps found by now. ``surveys`` of steps that it begins were
-    made, ``tries`` begun.
+    made, ``tries`` begun. ``results_left_bytes``: of its results, while calls before it go back.
+    ``passing_bytes``: results of earlier steps that go when this one has new ones.
     """
 
     def __init__(self, compile: Compile, made: Made) -> None:
         self.compile, self.made = compile, made
         self.outside, self.surveys, self.tries = made.outside, 0, 0
+        self.results_left_bytes = self.passing_bytes = 0
         self.options: list[Option] = []  # once they were searched
         self.is_chosen = True
 
@@ -110,7 +114,11 @@ class Compiled:
     @property
     def use(self) -> Use:
         """Of the plan that it runs by."""
-        return self._with_outside(use_of(self.problem, self.plan))
+        use = self._with_outside(use_of(self.problem, self.plan))
+        if not self.passing_bytes:
+            return use
+        in_forward = self.made.forward_bytes + self.outside.held_bytes + self.passing_bytes
+        return replace(use, peak_bytes=max(use.peak_bytes, in_forward))
 
     @property
     def uses(self) -> list[Use]:
@@ -119,9 +127,10 @@ class Compiled:
         return [self.use, *(self._with_outside(option.use) for option in options)]
 
     def _with_outside(self, use: Use) -> Use:
-        """``use``, with what is outside while the graph runs, and between its passes."""
+        """``use``, with what is outside while the graph runs, between its passes, and after them."""
         between = use.kept_bytes + self.outside.meanwhile_bytes
-        return replace(use, peak_bytes=max(use.peak_bytes, between) + self.outside.held_bytes)
+        peak_bytes = max(use.peak_bytes, between) + self.outside.held_bytes
+        return replace(use, peak_bytes=peak_bytes, left_bytes=use.left_bytes + self.results_left_bytes)
 
     def leave_open(self, solve: SolveOptions) -> None:
         """Let another plan be chosen. The options are those of the graph, whatever the budget is."""

@@ -88,7 +88,8 @@ class PeakOfCode:
 
     ``planned``: it is compiled by `compile_as_planned`. What forward returns to the
     caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known``
-    has the workspace of each call of a ready-made kernel that was measured so far.
+    has the workspace of each call of a ready-made kernel that was measured so far, ``in_forward`` what the
+    forward pass alone needs, by plan.
     """
 
     joint: fx.GraphModule
@@ -98,6 +99,7 @@ class PeakOfCode:
     target: Target
     planned: bool
     known: dict[Hashable, int] = field(default_factory=dict)
+    in_forward: dict[Hashable, int] = field(default_factory=dict)
 
     def __call__(self, plan: Plan) -> int:
         """What its code needs, resident included."""
@@ -111,6 +113,7 @@ class PeakOfCode:
             rehearsal = Rehearsal(inputs, self.target.allocation_bytes)
             code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
+            self.in_forward[_steps(plan)] = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls))
             between_bytes = rehearsal.live_bytes + self.problem.meanwhile_bytes
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
             tangents = _inputs(backward)[len(saved) :]
@@ -122,6 +125,10 @@ class PeakOfCode:
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         return max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), between_bytes, end_bytes)
 
+    def forward_bytes(self, plan: Plan) -> int:
+        """The same of its forward pass alone, resident not included; of a plan that was lowered before."""
+        return self.in_forward[_steps(plan)]
+
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         with _as_planned(module) if self.planned else nullcontext():
             return compat.lowered(module, inputs, donated, compat.code, **settings)
@@ -130,6 +137,10 @@ class PeakOfCode:
         """The most that is alive in a call of a ready-made kernel, its workspace included."""
         self.known |= self.target.workspaces(call for _, call in calls if call.key not in self.known)
         return max((live + self.known.get(call.key, 0) for live, call in calls), default=0)
+
+
+def _steps(plan: Plan) -> Hashable:
+    return plan.saved, plan.backward
 
 
 def _in_backward_s_order(saved: Sequence[T]) -> list[T]:

@@ -45,6 +45,12 @@ class Profile:
     at_peak: tuple[tuple[str, int], ...]
     recompute_ns: int
 
+    @property
+    def forward_bytes(self) -> int:
+        """The most that is alive while the forward pass runs."""
+        passes = zip(self.steps, self.live_bytes, strict=True)
+        return max((live for step, live in passes if step.phase == "forward"), default=0)
+
     def peak_name(self, graph: Graph) -> str:
         """Name of the op at the peak."""
         if self.peak_step == BETWEEN:

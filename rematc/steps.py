@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rematc import compat
-from rematc.calls import Call, Calls
+from rematc.calls import Call, Calls, Kind, kept_beside
 from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
 from rematc.meters import survey_of
@@ -33,6 +33,11 @@ SURVEYS, TRIES = 3, 12  # steps that one graph begins and that are followed, to 
 OUTSIDE = (
     "this step takes %s, above the budget of %s: up to %s are taken outside of the compiled graph, as by a "
     "loss. That is planned for from the next step on; if the loss is compiled with the model, it takes less"
+)
+
+LEFT = (
+    "%s of results of the last step are still there when the next one begins, and are planned for: less is "
+    "recomputed if they are deleted before, or if the step is a function that does not return them"
 )
 
 
@@ -74,7 +79,7 @@ class Steps:
 
     def _first(self, compile: Compile, inputs: Any) -> Made:
         """A graph that was just found is compiled with what the running step keeps by now."""
-        others = _beside(dict(storages(inputs)), self.calls.open)
+        others = kept_beside(dict(storages(inputs)), self.calls.open)
         try:
             made = compile(inputs, Given(others))
         except BudgetError as e:
@@ -95,13 +100,15 @@ class Steps:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
             self._begin_survey(graph, args)
-            held = _beside(dict(storages(args)), self.calls.held)
+            read = dict(storages(args))
+            held = kept_beside(read, self.calls.held)
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
-            if any(kind[0] is graph for kind in self.calls.kinds):
+            self.calls.begins_with(graph)
+            if graph in self.calls.graphs:
                 self._plan_together()
             else:
-                self._plan_alone(graph, args, held)
+                self._plan_alone(graph, args, held, self.calls.left_bytes(read))
         if not graph.is_chosen and graph in self.calls.graphs:
             self._choose(graph, args)
 
@@ -136,21 +143,29 @@ class Steps:
         if len(found) == 1:
             self._count_outside(self.followed[0].graph)
 
-    def _plan_alone(self, graph: Compiled, args: tuple[Any, ...], held: int) -> None:
+    def _plan_alone(self, graph: Compiled, args: tuple[Any, ...], held: int, left: int) -> None:
         """Is there more beside a graph, alone in its step, than it was planned for?"""
         made = graph.made
+        if self.calls.left_stays:  # resident like what is held
+            held, passing = held + left, 0
+        else:
+            passing = max(graph.passing_bytes, left - max(0, made.others_bytes - held))
         gradients = max(made.accumulated_bytes, gradient_bytes(args, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
-        if not more and graph.outside == made.outside:
+        if not more and passing == graph.passing_bytes and graph.outside == made.outside:
             return
         text = "%s more are resident from now on: gradients that accumulate, results that are held, a loss"
         log.info(text, format_bytes(more + graph.outside.held_bytes - made.outside.held_bytes))
+        graph.passing_bytes = passing
         if graph.beside_bytes + more + graph.use.peak_bytes <= self.budget_bytes:
             graph.count(graph.beside_bytes + more)
             graph.made = replace(graph.made, accumulated_bytes=gradients, others_bytes=held)
         else:
-            graph.made = graph.compile(list(args), Given(held, outside=graph.outside))
+            if passing:
+                log.warning(LEFT, format_bytes(passing))
+            graph.passing_bytes = 0
+            graph.made = graph.compile(list(args), Given(held + passing, outside=graph.outside))
 
     def _count_outside(self, graph: Compiled) -> None:
         """The same once it is known what is outside, in the step that showed it."""
@@ -163,8 +178,8 @@ class Steps:
     def _plan_together(self) -> None:
         """Leave all plans open, if the kinds of steps, or what is beside them, are not those planned for."""
         kinds, resident, graphs = set(self.calls.kinds), self.resident_bytes(), self.calls.graphs
-        is_new = not kinds <= self.planned
-        is_known = all(graph.outside == graph.made.outside for graph in graphs)
+        is_new, more_is_left = not kinds <= self.planned, self._more_is_left()
+        is_known = all(graph.outside == graph.made.outside for graph in graphs) and not more_is_left
         if not is_new and resident <= self.planned_bytes and is_known:
             return
         self.planned, self.planned_bytes = kinds, resident
@@ -176,6 +191,14 @@ class Steps:
             return
         for graph in graphs:
             graph.leave_open(self.options.solve)
+
+    def _more_is_left(self) -> bool:
+        """Did results outlive the backward pass of their call, in another's, as was not known yet?"""
+        more = False
+        for call in self._recorded():
+            if call.left_bytes > call.graph.results_left_bytes:
+                more, call.graph.results_left_bytes = True, call.left_bytes
+        return more
 
     def _choose(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """Compile ``graph`` anew with its share of the budget. Those chosen before it have their plans."""
@@ -228,24 +251,26 @@ class Steps:
         """What is there before a step of several graphs: all that they read and none makes, gradients, and
         what is kept free.
         """
-        there = max(itertools.starmap(self._resident_in, self.calls.kinds.items()))
+        there = max(map(self._resident_in, self.calls.kinds.values()))
         return there + self.options.reserve_bytes + self._state_bytes()
 
     def _state_bytes(self) -> int:
         """Of the optimizer, for all that is trained: one graph may be called with many blocks' parameters."""
-        calls = [call for kind in self.calls.kinds.values() for call in kind]
-        leaves = {id(t): t for call in calls for leaf in call.leaves if (t := leaf()) is not None}
+        leaves = {id(t): t for call in self._recorded() for leaf in call.leaves if (t := leaf()) is not None}
         which = [(key, t.numel()) for key, t in leaves.items()]
         if self.state[0] != which:
             self.state = which, optimizer_bytes(self.options.optimizer, list(leaves.values()))
         return self.state[1]
 
-    def _resident_in(self, kind: tuple[Compiled, ...], calls: list[Call[Compiled]]) -> int:
-        read = {key: size for call in calls for key, size in call.inputs.items()}
-        leaves = [leaf() for call in calls for leaf in call.leaves]
+    def _recorded(self) -> Iterator[Call[Compiled]]:
+        """The calls of the last step of each kind."""
+        return itertools.chain.from_iterable(kind.calls for kind in self.calls.kinds.values())
+
+    def _resident_in(self, kind: Kind[Compiled]) -> int:
+        leaves = [leaf() for call in kind.calls for leaf in call.leaves]
         # In turns, the gradients of a call that went back meet as many calls that are open as ever.
-        gradients = gradient_bytes(leaves, kind in self.calls.pipelined or self.options.accumulate)
-        return sum(read.values()) + gradients + _beside(read, self.calls.held)
+        gradients = gradient_bytes(leaves, kind.in_turns or self.options.accumulate)
+        return sum(kind.read.values()) + gradients + kind.beside_bytes
 
 
 def _settled(
@@ -260,12 +285,3 @@ def _settled(
 
 def _picked(graphs: Sequence[Compiled], choice: Sequence[int]) -> list[Use]:
     return [graph.uses[number] for graph, number in zip(graphs, choice, strict=True)]
-
-
-def _beside(read: dict[int, int], calls: Sequence[Call[Compiled]]) -> int:
-    """Bytes of what ``calls`` keep or read until their backward passes begin, and is not in ``read``."""
-    still = [call for call in calls if call.is_open]
-    inputs = {key: size for call in still for key, size in call.inputs.items() if key not in read}
-    results = {key for call in still for key in call.results}
-    kept = sum(call.kept_bytes for call in still)
-    return kept + sum(inputs.values()) - sum(size for key, size in read.items() if key in results)

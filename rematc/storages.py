@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from rematc import compat
 
@@ -35,3 +36,29 @@ def storages(values: Any) -> Iterator[tuple[int, int]]:
     """
     for tensor in tensors(values):
         yield compat.storage_key(tensor), compat.hint(tensor.untyped_storage().nbytes())
+
+
+class Followed:
+    """The storages of ``values`` of ``least_bytes`` at least, for as long as somebody has them.
+
+    Those with a key in ``others`` are left out.
+
+    >>> x, y = torch.ones(4), torch.ones(2)
+    >>> followed = Followed([x, y])
+    >>> del x
+    >>> followed.live_bytes()
+    8
+    """
+
+    def __init__(self, values: Any, others: Container[int] = (), least_bytes: int = 0) -> None:
+        found = {compat.storage_key(t): t.untyped_storage() for t in tensors(values)}
+        self._known = {
+            key: (StorageWeakRef(storage), storage.nbytes())
+            for key, storage in found.items()
+            if key not in others and storage.nbytes() >= least_bytes
+        }
+
+    def live_bytes(self, others: Container[int] = ()) -> int:
+        """Of those that are still there, and not among ``others``."""
+        known = self._known.items()
+        return sum(size for key, (ref, size) in known if key not in others and not ref.expired())
