@@ -195,8 +195,8 @@ class Partitioned:
     problem: Problem
     plan: Plan
     outside: Outside
-    forward_bytes: int
-    peak_of_code: Callable[[Plan], int] | None = None
+    forward_bytes: int = 0
+    peak_of_code: Callable[[Plan], tuple[int, int]] | None = None
 
 
 def partitions(
@@ -256,12 +256,10 @@ def partition(
         plan = replace(plan, notes=(*plan.notes, target.note))
     log.info("%s", describe(plan))
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
-    in_forward = (
-        peak.forward_bytes(plan) if peak else simulate(problem, plan).forward_bytes - problem.resident_bytes
-    )
-    return Partitioned(
-        forward, backward, problem, plan, given.outside, in_forward, peak and peak.above_resident
-    )
+    made = Partitioned(forward, backward, problem, plan, given.outside)
+    if peak:
+        return replace(made, forward_bytes=peak.forward_bytes(plan), peak_of_code=peak.above_resident)
+    return replace(made, forward_bytes=simulate(problem, plan).forward_bytes - problem.resident_bytes)
 
 
 def _planned(

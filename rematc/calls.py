@@ -10,11 +10,13 @@ Its steps are as long as the most calls that are open at once.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -25,15 +27,16 @@ from rematc.survey import Survey
 
 G = TypeVar("G", bound=Hashable)
 LEAST_BYTES = 1024  # of results that are followed once their call is through: not of losses that are logged
+COLLECTIONS = 3  # of garbage, to tell it from what somebody has
 
 
 @dataclass(eq=False)
 class Call(Generic[G]):
     """One forward pass of a graph: the storages of its inputs and results, and the leaves among its inputs.
 
-    ``kept_bytes``: by the plan that it ran by. ``left_bytes``: of its results, those that somebody still has
-    while an earlier call goes back. ``survey``: of the step that it runs in, if one is made; there it is
-    number ``place``.
+    ``kept_bytes``: by the plan that it ran by. ``given``: bytes of the gradients that it hands to calls whose
+    results it reads. ``left_bytes``: of its results, those that somebody still has while an earlier call goes
+    back. ``survey``: of the step that it runs in, if one is made; there it is number ``place``.
     """
 
     graph: G
@@ -43,6 +46,7 @@ class Call(Generic[G]):
     leaves: Sequence[Callable[[], Any]]
     made: Followed
     nodes: list[Callable[[], Any]] = field(default_factory=list)  # autograd's, of the results
+    given: list[tuple[Call[G], int]] = field(default_factory=list)
     is_through: bool = False  # its backward pass has begun
     left_bytes: int = 0
     survey: Survey | None = None
@@ -109,6 +113,15 @@ class Kind(Generic[G]):
         """The graph that runs first."""
         return self.calls[self.carried].graph
 
+    def twice_bytes(self, turn: int) -> int:
+        """What is counted twice while call number ``turn`` runs, or is not there any more.
+
+        A gradient that one graph hands to another counts as that one's until then, and as the other's once
+        that goes back.
+        """
+        reached = self.calls[turn:]
+        return sum(size for call in reached for before, size in call.given if before in reached)
+
     @property
     def read(self) -> dict[int, int]:
         """The storages that are read, and that none of the calls made."""
@@ -138,6 +151,7 @@ class Calls(Generic[G]):
         self.held: list[Call[G]] = []
         self.left: list[Call[G]] = []
         self.left_stays = False
+        self.collections = 0  # of garbage, that might have been left
         self.kinds: dict[tuple[G, ...], Kind[G]] = {}
         self.carried: set[G] = set()  # graphs that went back in another step
 
@@ -154,9 +168,7 @@ class Calls(Generic[G]):
         self._leave([*carried, *through])
         self.held = [call for call in (*self.held, *self.running) if call.is_open]
         self.running = []
-        self.kinds = {
-            key: kind for key, kind in self.kinds.items() if any(call.has_model for call in kind.calls)
-        }
+        self._keep(lambda kind: any(call.has_model for call in kind.calls))
         return True
 
     def _in_turns(self, through: int) -> bool:
@@ -176,19 +188,17 @@ class Calls(Generic[G]):
     def _record(self, calls: list[Call[G]], carried: int, *, in_turns: bool = False) -> None:
         if len(calls) < 2:
             return
-        for call in calls[:carried]:  # what they ran beside was taken for a step without them
-            if call.graph not in self.carried:
-                self.carried.add(call.graph)
-                stale = [
-                    key for key, kind in self.kinds.items() if call.graph in {c.graph for c in kind.others}
-                ]
-                for key in stale:
-                    del self.kinds[key]
+        if new := {call.graph for call in calls[:carried]} - self.carried:
+            self.carried |= new  # steps that one was open in were taken for steps without it
+            self._keep(lambda kind: new.isdisjoint(call.graph for call in kind.others))
         kind = self.kinds.setdefault(tuple(call.graph for call in calls), Kind(calls))
         kind.calls, kind.carried, kind.in_turns = calls, carried, kind.in_turns or in_turns
         kind.others = [call for call in self.open if call not in calls]
-        others_bytes = kept_beside(kind.read, kind.others) + self.left_bytes(kind.read)
+        others_bytes = kept_beside(kind.read, kind.others) + self._staying_bytes(kind)
         kind.beside_bytes = max(kind.beside_bytes, others_bytes)  # or more when it began
+
+    def _keep(self, is_kept: Callable[[Kind[G]], bool]) -> None:
+        self.kinds = {key: kind for key, kind in self.kinds.items() if is_kept(kind)}
 
     def _leave(self, calls: list[Call[G]]) -> None:
         self.left = [call for call in (*self.left, *calls) if call.made.live_bytes()]
@@ -202,7 +212,10 @@ class Calls(Generic[G]):
         for kind in self.kinds.values():
             if kind.begins_with is graph:
                 held = kept_beside(kind.read, self._held_beside(kind))
-                kind.beside_bytes = held + self.left_bytes(kind.read)
+                kind.beside_bytes = held + self._staying_bytes(kind)
+
+    def _staying_bytes(self, kind: Kind[G]) -> int:
+        return self.left_bytes(kind.read) if self.left_stays else 0
 
     def _held_beside(self, kind: Kind[G]) -> list[Call[G]]:
         """Of the calls that are held, those that are none which a step of ``kind`` carries."""
@@ -214,23 +227,41 @@ class Calls(Generic[G]):
                 held.append(call)
         return held
 
-    def ran(self, graph: G, args: tuple[Any, ...], results: Any, kept_bytes: int) -> Call[G]:
-        """``graph`` ran forward: ``kept_bytes`` are there until its backward pass begins."""
-        made = {key for call in self.running for key in call.results}
+    def ran(
+        self,
+        graph: G,
+        args: tuple[Any, ...],
+        results: Any,
+        kept_bytes: int,
+        gradients: Mapping[int, int] = MappingProxyType({}),
+    ) -> Call[G]:
+        """``graph`` ran forward: ``kept_bytes`` are there until its backward pass begins.
+
+        ``gradients``: of inputs, by storage, those that it is going to hand over.
+        """
+        made = {key: call for call in self.running for key in call.results}
         inputs = {key: size for key, size in storages(args) if key not in made}
         leaves = [weakref.ref(t) for t in tensors(args) if t.is_leaf and t.requires_grad]
         own = Followed(results, {key for key, _ in storages(args)}, LEAST_BYTES)
-        call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves, own)
+        given = [(made[key], size) for key, size in gradients.items() if key in made]
+        call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves, own, given=given)
         for node in _python_nodes({t.grad_fn for t in tensors(results)}):
             call.nodes.append(weakref.ref(node, call.node_gone))
             node.register_prehook(partial(self._goes_back, call))
         self.running.append(call)
         return call
 
+    def _is_left_still(self) -> bool:
+        """Has somebody results of earlier steps, and not just as garbage, which compiling leaves?"""
+        if any(call.made.live_bytes() for call in self.left) and self.collections < COLLECTIONS:
+            self.collections += 1
+            gc.collect()
+        return any(call.made.live_bytes() for call in self.left)
+
     def _goes_back(self, call: Call[G], gradients: Any) -> None:
         """The backward pass of ``call`` begins; those that are through may have left results to somebody."""
-        if not any(other.is_through for other in self.running):
-            self.left_stays = any(other.made.live_bytes() for other in self.left)
+        if not self.left_stays and not any(other.is_through for other in self.running):
+            self.left_stays = self._is_left_still()
         call.backward_begins(gradients)
         for other in self.running:
             if other.is_through and other is not call:
@@ -245,12 +276,6 @@ class Calls(Generic[G]):
     def graphs(self) -> list[G]:
         """Those that run in steps of several calls, each once, in order."""
         return list(dict.fromkeys(graph for kind in self.kinds for graph in kind))
-
-    @property
-    def steps(self) -> list[list[int]]:
-        """The kinds of steps, each as its graphs by number."""
-        numbers = {graph: n for n, graph in enumerate(self.graphs)}
-        return [[numbers[graph] for graph in kind] for kind in self.kinds]
 
 
 def _python_nodes(nodes: Iterable[Any]) -> set[Any]:

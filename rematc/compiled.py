@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from rematc import compat
 from rematc.cache import cache_folder
 from rematc.choose import choices
 from rematc.options import SolveOptions
@@ -14,6 +16,7 @@ from rematc.plans import kept_choices
 from rematc.problem import Problem
 from rematc.ranks import decision
 from rematc.share import Use, use_of
+from rematc.storages import tensors
 from rematc.survey import Outside
 
 NOTHING = Outside()
@@ -24,9 +27,9 @@ class Made:
     """What compiling made of a graph. One without a backward pass has neither problem nor plan.
 
     Of what was counted as resident, ``accumulated_bytes`` are gradients of earlier steps, ``others_bytes`` is
-    what other calls keep; ``outside`` was counted too. ``forward_bytes``: what the forward pass alone needs,
-    and ``peak_of_code`` what the code of another plan would, resident not included; None where that is what
-    the graph says.
+    what other calls keep; ``outside`` was counted too. ``forward_bytes``: what the forward pass alone needs.
+    ``peak_of_code``: what the code of another plan would need, and its forward pass alone, resident not
+    included; None where that is what the graph says.
     """
 
     run: Callable[..., Any]
@@ -36,7 +39,7 @@ class Made:
     others_bytes: int = 0
     outside: Outside = NOTHING
     forward_bytes: int = 0
-    peak_of_code: Callable[[Plan], int] | None = None
+    peak_of_code: Callable[[Plan], tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,23 +117,34 @@ class Compiled:
     @property
     def use(self) -> Use:
         """Of the plan that it runs by."""
-        use = self._with_outside(use_of(self.problem, self.plan))
-        if not self.passing_bytes:
-            return use
-        in_forward = self.made.forward_bytes + self.outside.held_bytes + self.passing_bytes
-        return replace(use, peak_bytes=max(use.peak_bytes, in_forward))
+        use = use_of(self.problem, self.plan)
+        return self._with_others(replace(use, forward_bytes=self.made.forward_bytes))
 
     @property
     def uses(self) -> list[Use]:
         """Of the plan that it runs by, and of those to choose from."""
         options = [] if self.is_chosen else self.options
-        return [self.use, *(self._with_outside(option.use) for option in options)]
+        return [self.use, *(self._with_others(option.use) for option in options)]
 
-    def _with_outside(self, use: Use) -> Use:
-        """``use``, with what is outside while the graph runs, between its passes, and after them."""
+    def _with_others(self, use: Use) -> Use:
+        """``use``, with what others have while the graph runs, between its passes, and after them."""
         between = use.kept_bytes + self.outside.meanwhile_bytes
-        peak_bytes = max(use.peak_bytes, between) + self.outside.held_bytes
+        in_forward = use.forward_bytes + self.passing_bytes
+        peak_bytes = max(use.peak_bytes, between, in_forward) + self.outside.held_bytes
         return replace(use, peak_bytes=peak_bytes, left_bytes=use.left_bytes + self.results_left_bytes)
+
+    def gradients_of(self, args: Any) -> dict[int, int]:
+        """Bytes of the gradient of each of ``args``, by its storage; none where they can't be told apart."""
+        graph, given = self.problem.graph, [t for t in tensors(args) if t.requires_grad]
+        if len(given) != len(graph.gradients):  # of some there is no gradient
+            return {}
+        storages = [graph.values[v].storage for v in graph.gradients]
+        once = Counter(storages)
+        return {
+            compat.storage_key(t): graph.storage_bytes[s]
+            for t, s in zip(given, storages, strict=True)
+            if once[s] == 1
+        }
 
     def leave_open(self, solve: SolveOptions) -> None:
         """Let another plan be chosen. The options are those of the graph, whatever the budget is."""
@@ -145,7 +159,8 @@ class Compiled:
             decided.plans = decided.plans or kept_choices(alone, solve, cache_folder(), choices)
         for plan in decided.plans:
             use = use_of(alone, plan)  # its code is taken to differ as that of the plan at hand does
-            self.options.append(Option(plan, replace(use, peak_bytes=use.peak_bytes + more), exact))
+            use = replace(use, peak_bytes=use.peak_bytes + more, forward_bytes=use.forward_bytes + more)
+            self.options.append(Option(plan, use, exact))
 
     def lower(self, number: int) -> bool:
         """Look at the code of the plan at this place of `uses`; False if its use is what it was."""
@@ -154,7 +169,8 @@ class Compiled:
             return False
         assert self.made.peak_of_code is not None
         before, option.is_lowered = option.use, True
-        option.use = replace(before, peak_bytes=self.made.peak_of_code(option.plan))
+        peak_bytes, forward_bytes = self.made.peak_of_code(option.plan)
+        option.use = replace(before, peak_bytes=peak_bytes, forward_bytes=forward_bytes)
         return option.use != before
 
     def choose(self, number: int, args: tuple[Any, ...], resident_bytes: int) -> None:

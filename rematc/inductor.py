@@ -103,17 +103,25 @@ class PeakOfCode:
 
     def __call__(self, plan: Plan) -> int:
         """What its code needs, resident included."""
-        return self.problem.resident_bytes + self.above_resident(plan)
+        return self.problem.resident_bytes + self.above_resident(plan)[0]
 
-    def above_resident(self, plan: Plan) -> int:
-        """Lower both graphs of ``plan`` and rehearse their code: what it needs, resident not included."""
+    def forward_bytes(self, plan: Plan) -> int:
+        """What the forward pass needs of a plan that was lowered before, resident not included."""
+        return self.in_forward[plan.saved, plan.backward]
+
+    def above_resident(self, plan: Plan) -> tuple[int, int]:
+        """Lower both graphs of ``plan`` and rehearse their code.
+
+        What it needs, and what its forward pass alone does, resident not included.
+        """
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
         inputs = _inputs(forward)
         with compat.fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.target.allocation_bytes)
             code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
-            self.in_forward[_steps(plan)] = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls))
+            in_forward = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls))
+            self.in_forward[plan.saved, plan.backward] = in_forward
             between_bytes = rehearsal.live_bytes + self.problem.meanwhile_bytes
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
             tangents = _inputs(backward)[len(saved) :]
@@ -123,11 +131,8 @@ class PeakOfCode:
             rehearsal.release(saved)
             rehearsal.play(code, [*saved, *tangents])
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
-        return max(rehearsal.peak_bytes, self._while_called(rehearsal.calls), between_bytes, end_bytes)
-
-    def forward_bytes(self, plan: Plan) -> int:
-        """The same of its forward pass alone, resident not included; of a plan that was lowered before."""
-        return self.in_forward[_steps(plan)]
+        in_calls = self._while_called(rehearsal.calls)
+        return max(rehearsal.peak_bytes, in_calls, between_bytes, end_bytes), in_forward
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         with _as_planned(module) if self.planned else nullcontext():
@@ -137,10 +142,6 @@ class PeakOfCode:
         """The most that is alive in a call of a ready-made kernel, its workspace included."""
         self.known |= self.target.workspaces(call for _, call in calls if call.key not in self.known)
         return max((live + self.known.get(call.key, 0) for live, call in calls), default=0)
-
-
-def _steps(plan: Plan) -> Hashable:
-    return plan.saved, plan.backward
 
 
 def _in_backward_s_order(saved: Sequence[T]) -> list[T]:

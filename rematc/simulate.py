@@ -222,7 +222,7 @@ def _profile(problem: Problem, walk: _Walk, boundary: int, end: int) -> Profile:
     between_bytes = problem.resident_bytes + sum(it.size for it in kept) + problem.meanwhile_bytes
     peak_step = max(range(end + 1), key=[*live, end_bytes].__getitem__)
     alive = [(it.name, it.size) for it in walk.instances if it.birth <= peak_step <= it.death and it.size]
-    peak_bytes = max(*live, end_bytes)
+    peak_bytes = max([*live, end_bytes])
     if problem.meanwhile_bytes and between_bytes > peak_bytes:  # else there is more a step before
         peak_bytes = between_bytes
         peak_step = BETWEEN

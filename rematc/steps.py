@@ -23,7 +23,7 @@ from rematc.errors import BudgetError, format_bytes
 from rematc.meters import survey_of
 from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
-from rematc.share import Use, beside, needed, share, smallest
+from rematc.share import Turn, Use, beside, needed, share, smallest
 from rematc.storages import storages
 from rematc.survey import Survey
 
@@ -69,7 +69,8 @@ class Steps:
                 self.survey.pause()
             self._begin(graph, args)
             results = graph.made.run(*args)
-            call = self.calls.ran(graph, args, results, graph.use.kept_bytes)
+            gradients = graph.gradients_of(args)
+            call = self.calls.ran(graph, args, results, graph.use.kept_bytes, gradients)
             if self.survey and call.nodes:
                 self.followed.append(call)
                 call.watched(self.survey)
@@ -105,10 +106,11 @@ class Steps:
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
             self.calls.begins_with(graph)
+            left = self.calls.left_bytes(read)
             if graph in self.calls.graphs:
-                self._plan_together()
+                self._plan_together(left)
             else:
-                self._plan_alone(graph, args, held, self.calls.left_bytes(read))
+                self._plan_alone(graph, args, held, left)
         if not graph.is_chosen and graph in self.calls.graphs:
             self._choose(graph, args)
 
@@ -175,10 +177,10 @@ class Steps:
         else:
             log.warning(OUTSIDE, *map(format_bytes, (needed, self.budget_bytes, sum(graph.outside))))
 
-    def _plan_together(self) -> None:
+    def _plan_together(self, left: int) -> None:
         """Leave all plans open, if the kinds of steps, or what is beside them, are not those planned for."""
         kinds, resident, graphs = set(self.calls.kinds), self.resident_bytes(), self.calls.graphs
-        is_new, more_is_left = not kinds <= self.planned, self._more_is_left()
+        is_new, more_is_left = not kinds <= self.planned, self._more_is_left(left)
         is_known = all(graph.outside == graph.made.outside for graph in graphs) and not more_is_left
         if not is_new and resident <= self.planned_bytes and is_known:
             return
@@ -192,17 +194,20 @@ class Steps:
         for graph in graphs:
             graph.leave_open(self.options.solve)
 
-    def _more_is_left(self) -> bool:
-        """Did results outlive the backward pass of their call, in another's, as was not known yet?"""
-        more = False
+    def _more_is_left(self, left: int) -> bool:
+        """Are there more results of calls that went back than was known: ``left`` now, or in each step?"""
+        more, passing = False, 0 if self.calls.left_stays else left
+        for graph in self.calls.graphs:
+            more |= passing > graph.passing_bytes
+            graph.passing_bytes = 0 if self.calls.left_stays else max(graph.passing_bytes, passing)
         for call in self._recorded():
-            if call.left_bytes > call.graph.results_left_bytes:
-                more, call.graph.results_left_bytes = True, call.left_bytes
+            more |= call.left_bytes > call.graph.results_left_bytes
+            call.graph.results_left_bytes = max(call.graph.results_left_bytes, call.left_bytes)
         return more
 
     def _choose(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """Compile ``graph`` anew with its share of the budget. Those chosen before it have their plans."""
-        graphs, steps, resident = self.calls.graphs, self.calls.steps, self.resident_bytes()
+        graphs, steps, resident = self.calls.graphs, self._steps(), self.resident_bytes()
 
         def shared() -> Sequence[int] | None:
             return _settled(graphs, lambda uses: share(steps, uses, self.budget_bytes - resident))
@@ -220,7 +225,7 @@ class Steps:
 
     def _count(self) -> int:
         """Each graph's peak is that of the step while it runs; returns the most that any step needs."""
-        graphs, steps, resident = self.calls.graphs, self.calls.steps, self.resident_bytes()
+        graphs, steps, resident = self.calls.graphs, self._steps(), self.resident_bytes()
         uses = [graph.use for graph in graphs]
         for n, graph in enumerate(graphs):
             graph.count(resident + beside(steps, uses, n))
@@ -230,14 +235,25 @@ class Steps:
         """The smallest budget that is kept. The plans that graphs happen to run by now do not count; all are
         left open.
         """
-        graphs, steps = self.calls.graphs, self.calls.steps
+        graphs, steps = self.calls.graphs, self._steps()
         for graph in graphs:
             graph.leave_open(self.options.solve)
         choice = _settled(graphs, lambda uses: [1 + o for o in smallest(steps, [u[1:] for u in uses])])
         return self.resident_bytes() + needed(steps, _picked(graphs, choice or ()))
 
+    def _steps(self) -> list[list[Turn]]:
+        """The kinds of steps; to one that has less beside it than another, that much less is there."""
+        numbers, resident = {g: n for n, g in enumerate(self.calls.graphs)}, self.resident_bytes()
+        steps = []
+        for kind in self.calls.kinds.values():
+            less = resident - self._resident_in(kind) - self._kept_free()
+            steps.append(
+                [Turn(numbers[c.graph], less + kind.twice_bytes(t)) for t, c in enumerate(kind.calls)]
+            )
+        return steps
+
     def _refusal(self, least_bytes: int) -> BudgetError:
-        graphs, steps = self.calls.graphs, self.calls.steps
+        graphs, steps = self.calls.graphs, self._steps()
         kept = [(f"kept by {g.name}", min(use.kept_bytes for use in g.uses)) for g in graphs]
         return BudgetError(
             self.budget_bytes,
@@ -252,15 +268,17 @@ class Steps:
         what is kept free.
         """
         there = max(map(self._resident_in, self.calls.kinds.values()))
-        return there + self.options.reserve_bytes + self._state_bytes()
+        return there + self._kept_free()
 
-    def _state_bytes(self) -> int:
-        """Of the optimizer, for all that is trained: one graph may be called with many blocks' parameters."""
+    def _kept_free(self) -> int:
+        """For what rematc can't see, and for the optimizer's state of all that is trained: one graph may be
+        called with many blocks' parameters.
+        """
         leaves = {id(t): t for call in self._recorded() for leaf in call.leaves if (t := leaf()) is not None}
         which = [(key, t.numel()) for key, t in leaves.items()]
         if self.state[0] != which:
             self.state = which, optimizer_bytes(self.options.optimizer, list(leaves.values()))
-        return self.state[1]
+        return self.options.reserve_bytes + self.state[1]
 
     def _recorded(self) -> Iterator[Call[Compiled]]:
         """The calls of the last step of each kind."""

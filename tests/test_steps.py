@@ -205,8 +205,8 @@ class Pretended:
         self.record(problem, plan, given.outside)
         return Made(one_node, problem, plan, outside=given.outside, peak_of_code=self.peak_of_code)
 
-    def peak_of_code(self, plan: Plan) -> int:
-        return judged(self.problem, plan).peak_bytes + self.more(plan)
+    def peak_of_code(self, plan: Plan) -> tuple[int, int]:
+        return judged(self.problem, plan).peak_bytes + self.more(plan), 0
 
     def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         self.plans.append(plan)
