@@ -7,11 +7,13 @@ import operator
 from torch import fx
 
 from rematc import compat
+from rematc.passes.must_recompute import must_recompute
 from rematc.passes.snapshot import snapshot
 
 
 def canonicalize(joint: fx.GraphModule, num_fwd_outputs: int) -> fx.GraphModule:
-    """Drop dead ops, merge equal ones, and keep the old values of inputs that forward overwrites.
+    """Drop dead ops, merge equal ones, keep the old values of inputs that forward overwrites, and
+    recompute what the model says must be.
 
     ``joint`` is changed in place and returned, linted after every step.
     """
@@ -20,6 +22,7 @@ def canonicalize(joint: fx.GraphModule, num_fwd_outputs: int) -> fx.GraphModule:
     _merge_takers(joint.graph)
     joint.graph.lint()
     snapshot(joint, num_fwd_outputs)
+    must_recompute(joint, num_fwd_outputs)
     joint.graph.lint()
     joint.recompile()
     return joint

@@ -7,6 +7,8 @@ that a plan saves like any other, and whose op can't be recomputed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
@@ -47,7 +49,12 @@ def _writes(op: fx.Node, target: fx.Node) -> bool:
 def _before_backward(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node]:
     """Everything that the gradients depend on."""
     (output,) = joint.graph.find_nodes(op="output")
-    stack = [n for n in output.args[0][num_fwd_outputs:] if isinstance(n, fx.Node)]
+    return ancestors(output.args[0][num_fwd_outputs:])
+
+
+def ancestors(nodes: Iterable[object]) -> set[fx.Node]:
+    """``nodes``, as far as they are some, and all that they depend on."""
+    stack = [n for n in nodes if isinstance(n, fx.Node)]
     found = set(stack)
     while stack:
         for n in stack.pop().all_input_nodes:

@@ -22,6 +22,7 @@ from rematc.errors import CaptureError
 from rematc.graph import Graph, Op, Phase, Value
 
 SNAPSHOT = "rematc_snapshot"  # meta key of a clone that keeps an input's old value
+IN_BACKWARD = "rematc_in_backward"  # meta key of what runs in the backward pass though no tangent reaches it
 CHECKPOINTED = "recompute"  # torch's meta key of what stands in `torch.utils.checkpoint`, and its policy
 # Ops of these namespaces compute what their schema says and nothing else; others may have effects.
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims"})
@@ -117,13 +118,13 @@ class _Reader:
 
         What the trace puts behind the first of those and no tangent reaches (a mask for the backward
         pass, the `copy_` into a buffer) could run in forward as well: whether it does, a plan says.
-        Only effects of the backward pass itself stay there.
+        Only effects of the backward pass itself stay there, and what a policy says is recomputed there.
         """
         calls = [n for n in self.nodes if n.op == "call_function" and not _is_taker(n)]
         reached: set[fx.Node] = {n for n in self.nodes if self._is_tangent(n)}
         for node in self.nodes:
             effect = must_run(node) and "backward" in node.meta.get("partitioner_tag", "")
-            if effect or any(i in reached for i in node.all_input_nodes):
+            if effect or IN_BACKWARD in node.meta or any(i in reached for i in node.all_input_nodes):
                 reached.add(node)
         early = {n for n in calls if n not in reached}
         yield from ((n, "forward") for n in calls if n in early)

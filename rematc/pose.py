@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 NUMBER = 8  # bytes, at the most
 CHECKPOINTS = (
     "the model has regions under torch.utils.checkpoint (gradient_checkpointing, say): what is in them is "
-    "planned with all else, and what a policy must save is saved; without them it compiles faster"
+    "planned with all else, but for what a policy must save or recompute; without them it compiles faster"
 )
 
 
