@@ -109,9 +109,11 @@ def _keep_of_graph(problem: Problem, what: str, found: tuple[Plan, ...], folder:
 
 
 def _path_of_graph(problem: Problem, what: str, folder: Path) -> Path:
-    # By the graph alone: costs that are measured anew, on a machine that had less time, name another problem.
-    graph = Problem(problem.graph, (OpCost(0),) * len(problem.graph.ops))
-    return folder / "plans" / f"{graph.digest}-{what}.json"
+    # By the graph alone: costs that are measured anew, on a machine that had less time, name another problem,
+    # and so do the paths of modules, if the model is compiled in a function.
+    ops = tuple(replace(op, module="") for op in problem.graph.ops)
+    alone = Problem(replace(problem.graph, ops=ops), (OpCost(0),) * len(ops))
+    return folder / "plans" / f"{alone.digest}-{what}.json"
 
 
 def _judged(problem: Problem, text: str) -> Plan:
