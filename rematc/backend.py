@@ -42,6 +42,10 @@ TIGHT = (
     "under a budget of %s recomputation takes %.1f times as long as the forward pass, by estimate: "
     "python -m rematc.explain shows what a larger one would take"
 )
+LAST = (
+    "torch compiles this function no more than this once (torch._dynamo.config.recompile_limit): for inputs "
+    "of yet another size it runs eagerly, and no budget is kept. Raise the limit, or pad to fewer sizes"
+)
 _STEPS: weakref.WeakValueDictionary[Options, Steps] = weakref.WeakValueDictionary()
 
 
@@ -102,7 +106,9 @@ class Backend:
         self.problems: list[Problem] = []
         self.outside: list[Outside] = []
         # Blocks that are compiled one by one may each have a backend of their own; they are equal, and share.
-        self.steps = steps or _STEPS.setdefault(options, Steps(options))
+        self.steps = steps or _STEPS.get(options) or Steps(options)
+        if steps is None:
+            _STEPS[options] = self.steps
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         """Compile one graph. An error of ours is raised by the first call of what is returned.
@@ -111,6 +117,9 @@ class Backend:
         dropped and the model run with no budget at all.
         """
         compiler = _Compiler(self, gm)
+        self.steps.unused.detach()
+        if self.options.budget is not None and compat.versions_left() == 0:
+            log.warning(LAST)
         try:
             if self.options.budget is None:
                 return compiler(inputs, ALONE).run

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from rematc import compat
+from rematc import compat, compat_inductor
 from rematc.baselines import min_cut
 from rematc.capture import Capture
 from rematc.costs import Call, Prices
@@ -34,9 +34,9 @@ def compile_as_planned(gm: fx.GraphModule, inputs: Any, partitioner: Any) -> Any
     def compiler(module: fx.GraphModule, *args: Any, **settings: Any) -> Any:
         planned = any(STEP in n.meta for n in module.graph.nodes)  # what has no backward pass is not
         with _as_planned(module) if planned else nullcontext():
-            return compat.compile_graph(module, *args, **settings)
+            return compat_inductor.compile_graph(module, *args, **settings)
 
-    return compat.inductor(gm, inputs, partitioner=partitioner, compiler=compiler)
+    return compat_inductor.inductor(gm, inputs, partitioner=partitioner, compiler=compiler)
 
 
 def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
@@ -45,7 +45,7 @@ def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
     What is in different kernels there is not fused: that would keep alive what the plan lets go of.
     """
     places = repr([n.meta.get(STEP) for n in module.graph.nodes])
-    return compat.scheduling(_place, hashlib.sha256(places.encode()).hexdigest())
+    return compat_inductor.scheduling(_place, hashlib.sha256(places.encode()).hexdigest())
 
 
 def _place(nodes: list[fx.Node]) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def in_kernels(
     plan = min_cut(problem.with_budget(None))
     modules = split(joint, captured, plan, num_fwd_outputs)
     forward, backward = (
-        compat.lowered(module, _inputs(module), (), compat.kernels, is_backward=is_backward)
+        compat_inductor.lowered(module, _inputs(module), (), compat_inductor.kernels, is_backward=is_backward)
         for module, is_backward in zip(modules, (False, True), strict=True)
     )
     fused = fuse(captured, plan, *(tuple(Kernel(*k) for k in kernels) for kernels in (forward, backward)))
@@ -136,7 +136,7 @@ class PeakOfCode:
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         with _as_planned(module) if self.planned else nullcontext():
-            return compat.lowered(module, inputs, donated, compat.code, **settings)
+            return compat_inductor.lowered(module, inputs, donated, compat_inductor.code, **settings)
 
     def _while_called(self, calls: list[tuple[int, Call]]) -> int:
         """The most that is alive in a call of a ready-made kernel, its workspace included."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,10 @@ OUTSIDE = (
     "loss. That is planned for from the next step on; if the loss is compiled with the model, it takes less"
 )
 
+UNUSED = (
+    "nothing was compiled by rematc.backend(budget=%r), so no budget was kept. Torch compiles the code of a "
+    "model, but not torch.nn's own modules where DDP wraps them: compile first, DDP(torch.compile(model))"
+)
 LEFT = (
     "%s of results of the last step are still there when the next one begins, and are planned for: less is "
     "recomputed if they are deleted before, or if the step is a function that does not return them"
@@ -52,6 +57,7 @@ class Steps:
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
+        self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget)
         self.survey: Survey | None = None
         self.followed: list[Call[Compiled]] = []  # by that survey, in order
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx, nn
 
-from rematc import compat
+from rematc import compat, compat_inductor
 from rematc.backend import partition
 from rematc.capture import Capture
 from rematc.errors import CaptureError
@@ -174,7 +174,7 @@ def trace_joint(gm: fx.GraphModule, inputs: Any, *, inductor_ops: bool, partitio
     if not inductor_ops:
         compat.aot_eager(gm, inputs, partition_fn=partition_fn, compiler=_stop)
         return
-    base: Any = compat.partitioner_base()
+    base: Any = compat_inductor.partitioner_base()
 
     class Partitioner(base):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ def trace_joint(gm: fx.GraphModule, inputs: Any, *, inductor_ops: bool, partitio
         def uuid(self) -> str:
             return "rematc-trace"
 
-    compat.inductor(gm, inputs, partitioner=Partitioner(), compiler=_stop)
+    compat_inductor.inductor(gm, inputs, partitioner=Partitioner(), compiler=_stop)
 
 
 def _stop(*_: Any, **__: Any) -> Any:

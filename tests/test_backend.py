@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -272,3 +273,31 @@ def test_results_that_have_no_gradient() -> None:
         assert torch.equal(run(batch())[0], choose(batch())[0])
     assert torch.equal(run(batch())[0], choose(batch())[0])
     assert backend.plans == []
+
+
+# Where no budget would be kept
+
+
+def test_the_last_version_that_torch_compiles_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """For inputs of yet another size it runs the model eagerly."""
+    model, backend = nn.Linear(4, 4), eager("1MB")
+    run = torch.compile(lambda x: model(x).sum(), backend=backend)
+    said = []
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for rows in range(2, 6):
+            run(torch.ones(rows, 4)).backward()
+            said.append("no budget is kept" in caplog.text)
+    assert said == [False, False, True, True]
+    assert len(backend.plans) == 3
+    assert sum("no budget is kept" in message for message in caplog.messages) == 1
+
+
+def test_a_budget_for_which_nothing_was_compiled_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    backend, other = rematc.backend("3MB", inner="eager"), rematc.backend("4MB", inner="eager")
+    for same in (other, rematc.backend("4MB", inner="eager")):
+        torch.compile(net(), backend=same)(batch()).sum().backward()
+    del backend, other, same
+    torch._dynamo.reset()
+    gc.collect()
+    said = [message for message in caplog.messages if "no budget was kept" in message]
+    assert len(said) == 1 and "'3MB'" in said[0]

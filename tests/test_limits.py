@@ -1,0 +1,77 @@
+"""What docs/limits.md says is refused is, in those words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rematc
+from tests.small import batch, net
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo's own
+]
+NO_DOUBLE = "torch.compile with aot_autograd does not currently support double backward"
+DOCS = (Path(__file__).parent.parent / "docs" / "limits.md").read_text()
+
+
+def compiled(fn: Callable[..., Tensor], budget: str = "1MB") -> Callable[..., Tensor]:
+    return torch.compile(fn, backend=rematc.backend(budget, inner="eager"))
+
+
+def sparse() -> None:
+    words = nn.Embedding(10, 4, sparse=True)
+    compiled(lambda i: words(i).sum())(torch.tensor([1, 2])).backward()
+
+
+def double_backward() -> None:
+    x = batch().requires_grad_()
+    (first,) = torch.autograd.grad(compiled(net())(x).sum(), x, create_graph=True)
+    first.square().sum().backward()
+
+
+def marked_dynamic() -> None:
+    x = batch()
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled(net())(x)
+
+
+@torch.library.custom_op("test_limits::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def no_shapes() -> None:
+    line = nn.Linear(4, 4)
+    compiled(lambda x: twice(line(x)).sum())(torch.ones(2, 4)).backward()
+
+
+def too_small() -> None:
+    compiled(net(), "1kB")(batch())
+
+
+SEEN = {
+    sparse: ("CaptureError", "torch.sparse_coo"),
+    double_backward: (
+        "RuntimeError",
+        "torch.compile with aot_autograd does not currently support double backward",
+    ),
+    marked_dynamic: ("ConstraintViolationError", "Constraints violated"),
+    no_shapes: ("", "There was no fake impl registered"),
+    too_small: ("BudgetError", ""),
+}
+
+
+@pytest.mark.parametrize("cause", SEEN, ids=lambda cause: cause.__name__)
+def test_what_is_refused_says_what_the_docs_say(cause: Callable[[], None]) -> None:
+    kind, words = SEEN[cause]
+    assert kind in DOCS and words in DOCS
+    with pytest.raises(Exception, match=re.escape(words) or None) as seen:
+        cause()
+    assert kind in type(seen.value).__name__
