@@ -262,7 +262,7 @@ def test_compiling_under_a_profiler_warns_and_leaves_the_profile_whole(
     run = torch.compile(model, backend=rematc.backend("1GB", inner="eager"))
     with (
         caplog.at_level(logging.WARNING, "rematc"),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as theirs,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as theirs,
     ):
         run(x).sum().backward()
         torch.ones(3).tan()
