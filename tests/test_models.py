@@ -84,13 +84,18 @@ def reference(name: str) -> State:
 @functools.cache
 def limits(name: str, inner: Any = "eager") -> tuple[int, int, int]:
     """Resident bytes, the smallest budget, and the peak of the cheapest plan."""
+    refused = refusal(name, inner)
     case, solve = EVERY[name](), SolveOptions(time_limit_s=2)
-    tiny, free = (Options(budget, inner, solve=solve, measure_s=1.0) for budget in (1, None))
+    _, plan = plan_model(case.model, case.inputs, case.loss, Options(None, inner, solve=solve, measure_s=1.0))
+    return refused.resident_bytes, refused.minimum_bytes, plan.peak_bytes
+
+
+def refusal(name: str, inner: Any = "eager") -> rematc.BudgetError:
+    case, solve = EVERY[name](), SolveOptions(time_limit_s=2)
     torch._dynamo.reset()
     with pytest.raises(rematc.BudgetError) as refused:
-        plan_model(case.model, case.inputs, case.loss, tiny)
-    _, plan = plan_model(case.model, case.inputs, case.loss, free)
-    return refused.value.resident_bytes, refused.value.minimum_bytes, plan.peak_bytes
+        plan_model(case.model, case.inputs, case.loss, Options(1, inner, solve=solve, measure_s=1.0))
+    return refused.value
 
 
 def budget_for(name: str, share: float | None, inner: Any = "eager") -> int | None:
@@ -133,12 +138,12 @@ def holds_op_by_op(name: str, share: float | None) -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_smallest_budget_is_accepted(name: str) -> None:
-    (resident, floor, _), expected = limits(name), reference(name)
-    case = ALL[name]()
+    refused, expected = refusal(name), reference(name)
+    case, floor = ALL[name](), refused.minimum_bytes
     backend = rematc.backend(floor, inner="eager", time_limit_s=1)
     run = compiled(case, backend)
     assert same_bits(state_after(case, run), expected)
-    assert resident + peak_of(case, run) <= floor
+    assert refused.resident_bytes + peak_of(case, run) <= floor
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sqrt_l", "min_cut", "recompute_all"])
