@@ -26,8 +26,9 @@ def must_recompute(joint: fx.GraphModule, num_fwd_outputs: int) -> None:
         return
     (output,) = joint.graph.find_nodes(op="output")
     results = [n for n in output.args[0][:num_fwd_outputs] if isinstance(n, fx.Node)]
-    effects = [n for n in joint.graph.nodes if n.op == "call_function" and must_run(n)]
-    forward, backward = ancestors([*results, *effects]), _after_tangents(joint)
+    backward = _after_tangents(joint)
+    effects = [n for n in joint.graph.nodes if n.op == "call_function" and must_run(n) and n not in backward]
+    forward = ancestors([*results, *effects])
     copied: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node in forward:

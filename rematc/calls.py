@@ -141,9 +141,9 @@ class Calls(Generic[G]):
     """The ledger of calls.
 
     ``running``: of the step that runs. ``held``: of earlier steps, not differentiated when this one began,
-    and still there. ``left``: those that were, and of which somebody has results; if ``left_stays``, when
-    the backward pass began too, and not just until the step had results of its own. ``kinds``: the steps of
-    several calls.
+    and still there. ``left``: those that were, or never can be, and of which somebody has results; if
+    ``left_stays``, when the backward pass began too, and not just until the step had results of its own.
+    ``kinds``: the steps of several calls.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Calls(Generic[G]):
         if through:
             own = [c for c in self.running if c.is_through or (c.is_open and c.graph in self.carried)]
             self._record([*carried, *own], len(carried))
-        self._leave([*carried, *through])
+        self._leave([*carried, *(call for call in self.running if not call.is_open)])
         self.held = [call for call in (*self.held, *self.running) if call.is_open]
         self.running = []
         self._keep(lambda kind: any(call.has_model for call in kind.calls))
@@ -260,9 +260,10 @@ class Calls(Generic[G]):
 
     def _goes_back(self, call: Call[G], gradients: Any) -> None:
         """The backward pass of ``call`` begins; those that are through may have left results to somebody."""
-        if not self.left_stays and not any(other.is_through for other in self.running):
-            self.left_stays = self._is_left_still()
+        is_first = not any(other.is_through for other in self.running)
         call.backward_begins(gradients)
+        if is_first and not self.left_stays:
+            self.left_stays = self._is_left_still()
         for other in self.running:
             if other.is_through and other is not call:
                 other.left_bytes = max(other.left_bytes, other.made.live_bytes())

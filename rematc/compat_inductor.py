@@ -102,7 +102,8 @@ def lowered(
         found.append(read(lowering))
         raise Stop
 
-    twin = copy.deepcopy(module)
+    twin = fx.GraphModule(module, copy.deepcopy(module.graph))  # not its constants, which are no fake tensors
+    twin.meta = dict(module.meta)
     (output,) = twin.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = []
     known = mock.patch.object(graph, "get_donated_idxs", return_value=list(donated))

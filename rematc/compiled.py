@@ -134,16 +134,19 @@ class Compiled:
         return replace(use, peak_bytes=peak_bytes, left_bytes=use.left_bytes + self.results_left_bytes)
 
     def gradients_of(self, args: Any) -> dict[int, int]:
-        """Bytes of the gradient of each of ``args``, by its storage; none where they can't be told apart."""
+        """Bytes of the gradient of each of ``args`` that an op made, by its storage.
+
+        Those of leaves stay, and none are told where they can't be told apart.
+        """
         graph, given = self.problem.graph, [t for t in tensors(args) if t.requires_grad]
         if len(given) != len(graph.gradients):  # of some there is no gradient
             return {}
         storages = [graph.values[v].storage for v in graph.gradients]
         once = Counter(storages)
         return {
-            compat.storage_key(t): graph.storage_bytes[s]
+            compat.storage_key(t): min(graph.storage_bytes[s], t.nbytes)  # it may be part of a larger one
             for t, s in zip(given, storages, strict=True)
-            if once[s] == 1
+            if once[s] == 1 and not t.is_leaf
         }
 
     def leave_open(self, solve: SolveOptions) -> None:

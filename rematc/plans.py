@@ -81,7 +81,7 @@ def kept_choices(
     digest, known = _load_of_graph(problem, what, folder)
     if digest == problem.digest:
         return known
-    found = {plan.saved + plan.backward: plan for plan in (*search(problem, options), *known)}
+    found = {(plan.saved, plan.backward): plan for plan in (*search(problem, options), *known)}
     chosen = tuple(found.values())[:MOST_CHOICES]
     _keep_of_graph(problem, what, chosen, folder)
     return chosen
@@ -100,6 +100,8 @@ def _load_of_graph(problem: Problem, what: str, folder: Path) -> tuple[str, tupl
         cache.damaged(path, e)
         return "", ()
     _used(path)
+    if kept["digest"] != problem.digest:  # what was proven was of other costs
+        found = tuple(replace(plan, bound_ns=0, status="feasible") for plan in found)
     return kept["digest"], found
 
 

@@ -38,7 +38,7 @@ OUTSIDE = (
 
 UNUSED = (
     "nothing was compiled by rematc.backend(budget=%r), so no budget was kept. Torch compiles the code of a "
-    "model, but not torch.nn's own modules where DDP wraps them: compile first, DDP(torch.compile(model))"
+    "model, but not torch.nn's own modules where DDP, say, wraps them: there DDP(torch.compile(model))"
 )
 LEFT = (
     "%s of results of the last step are still there when the next one begins, and are planned for: less is "
@@ -58,6 +58,8 @@ class Steps:
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
         self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget)
+        if options.budget is None:
+            self.unused.detach()
         self.survey: Survey | None = None
         self.followed: list[Call[Compiled]] = []  # by that survey, in order
 
@@ -170,8 +172,8 @@ class Steps:
             graph.count(graph.beside_bytes + more)
             graph.made = replace(graph.made, accumulated_bytes=gradients, others_bytes=held)
         else:
-            if passing:
-                log.warning(LEFT, format_bytes(passing))
+            if left:
+                log.warning(LEFT, format_bytes(left))
             graph.passing_bytes = 0
             graph.made = graph.compile(list(args), Given(held + passing, outside=graph.outside))
 

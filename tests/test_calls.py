@@ -423,6 +423,37 @@ def test_a_gradient_that_one_graph_hands_to_another_is_counted_once() -> None:
     assert [kind.twice_bytes(turn) for turn in (0, 1)] == [4 * 512 * len(x), 0]
 
 
+@pytest.mark.parametrize("how", ["part of a larger one", "of a leaf"])
+def test_a_gradient_that_does_not_go_is_counted_to_the_end(how: str) -> None:
+    backend = rematc.backend("1GB", inner="eager")
+    torch.manual_seed(0)
+    most, narrow, x = Wide(16, 4000, 1000), nn.Linear(1000, 4), torch.randn(256, 16)
+    make = torch.compile(lambda x: most(x).sin(), backend=backend)
+    others = torch.randn(3000, 1000)
+
+    def judged(made: Tensor) -> Tensor:
+        loss: Tensor = narrow(torch.cat([made, others])).square().mean()
+        return loss
+
+    judge = torch.compile(judged, backend=backend)
+    models = nn.ModuleList([most, narrow])
+
+    def step() -> None:
+        made = make(x)
+        if how == "of a leaf":
+            leaf = made.detach().requires_grad_()
+            judge(leaf).backward()
+            made.backward(leaf.grad)
+        else:
+            judge(made).backward()
+        models.zero_grad(set_to_none=True)
+
+    for _ in range(4):
+        step()
+    there = sum(t.nbytes for t in (*models.parameters(), x, others))
+    assert there + measure(step).peak_bytes <= max(plan.peak_bytes for plan in backend.plans)
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_a_gan_keeps_its_budget(held: bool) -> None:
     """Its generator goes back beside what the discriminator's last call left, and beside its logits."""

@@ -75,3 +75,12 @@ def test_what_is_refused_says_what_the_docs_say(cause: Callable[[], None]) -> No
     with pytest.raises(Exception, match=re.escape(words) or None) as seen:
         cause()
     assert kind in type(seen.value).__name__
+
+
+def test_a_tensor_made_in_the_model_is_no_limit() -> None:
+    line = nn.Linear(4, 4)
+    backend = rematc.backend("1MB")  # Inductor's graphs are copied, constants and all
+    torch.compile(lambda x: line(x * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum(), backend=backend)(
+        torch.ones(2, 4)
+    ).backward()
+    assert line.weight.grad is not None and len(backend.plans) == 1
