@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
-from rematc import compat_inductor
 from rematc.capture import Capture
+from rematc.compat import inductor as compat_inductor
 
 STEP = "rematc_step"  # meta key: the number of a node's step in the plan, and of the kernel that it is in
 

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -43,8 +44,8 @@ TIGHT = (
     "python -m rematc.explain shows what a larger one would take"
 )
 LAST = (
-    "torch compiles this function no more than this once (torch._dynamo.config.recompile_limit): for inputs "
-    "of yet another size it runs eagerly, and no budget is kept. Raise the limit, or pad to fewer sizes"
+    "torch compiles this function no more than this once (%s): for inputs of yet another size it runs "
+    "eagerly, and no budget is kept. Raise the limit, or pad to fewer sizes"
 )
 _STEPS: weakref.WeakValueDictionary[Options, Steps] = weakref.WeakValueDictionary()
 
@@ -119,7 +120,7 @@ class Backend:
         compiler = _Compiler(self, gm)
         self.steps.unused.detach()
         if self.options.budget is not None and compat.versions_left() == 0:
-            log.warning(LAST)
+            log.warning(LAST, compat.VERSIONS)
         try:
             if self.options.budget is None:
                 return compiler(inputs, ALONE).run
@@ -250,14 +251,7 @@ def partition(
         posed = decided.problem
         taken_over = next(iter(decided.plans), None)
         known = given.plan or taken_over or plans.load(posed, options.solve, folder)
-        try:
-            problem, plan = _planned(posed, options.solve, peak, known)
-        except BudgetError as e:
-            floor = plans.load_floor(posed, folder)
-            plans.keep_floor(posed, e.plan, folder)
-            if floor is None or (peak(floor) if peak else floor.peak_bytes) > e.budget_bytes:
-                raise
-            problem, plan = _planned(posed, options.solve, peak, floor)
+        problem, plan = _planned(posed, options.solve, peak, known, folder)
         decided.plans = (plan,)
     if known is None or known is taken_over:
         plans.keep(posed, options.solve, plan, folder)
@@ -272,6 +266,20 @@ def partition(
 
 
 def _planned(
+    problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None, folder: Path
+) -> tuple[Problem, Plan]:
+    """As `_fitted`; where a search has found less than is needed now, what was found then is taken."""
+    try:
+        return _fitted(problem, options, peak, known)
+    except BudgetError as e:
+        floor = plans.load_floor(problem, folder)
+        plans.keep_floor(problem, e.plan, folder)
+        if floor is None or (peak(floor) if peak else floor.peak_bytes) > e.budget_bytes:
+            raise
+        return _fitted(problem, options, peak, floor)
+
+
+def _fitted(
     problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None
 ) -> tuple[Problem, Plan]:
     """The plan, and the problem with what was learned of its code; ``known`` if there is one, and it fits."""

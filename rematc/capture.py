@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from rematc import compat
 from rematc.errors import CaptureError
 from rematc.graph import Graph, Op, Phase, Value
+from rematc.versions import holds_tangents
 
 SNAPSHOT = "rematc_snapshot"  # meta key of a clone that keeps an input's old value
 IN_BACKWARD = "rematc_in_backward"  # meta key of what runs in the backward pass though no tangent reaches it
@@ -108,7 +109,7 @@ class _Reader:
     def _is_held(self, tangent: int) -> bool:
         """`loss.backward()` holds the gradient of the loss itself; others go once read, if they are."""
         node = self.value_nodes[tangent]
-        if node is None or not node.users or compat.holds_tangents():
+        if node is None or not node.users or holds_tangents():
             return True
         val = node.meta.get("val")
         return isinstance(val, torch.Tensor) and val.dim() == 0
@@ -188,7 +189,7 @@ def pin_of(node: fx.Node) -> str | None:
         return "mutates"
     if namespace not in PURE_NAMESPACES:
         return f"effect: custom op of {namespace!r}, which may do more than its result shows"
-    return "effect" if compat.is_impure(node) else None
+    return "effect" if node.is_impure(impure_random=False) else None
 
 
 def policy_of(node: fx.Node) -> str | None:

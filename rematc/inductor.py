@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from rematc import compat, compat_inductor
+from rematc import compat
 from rematc.baselines import min_cut
 from rematc.capture import Capture
+from rematc.compat import inductor as compat_inductor
 from rematc.costs import Call, Prices
 from rematc.fuse import Kernel, fuse
 from rematc.passes import split
@@ -22,6 +23,7 @@ from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.rehearse import Rehearsal
 from rematc.target import Target
+from rematc.versions import holds_tangents
 
 T = TypeVar("T")
 NOWHERE = (-1, -1)
@@ -125,7 +127,7 @@ class PeakOfCode:
             between_bytes = rehearsal.live_bytes + self.problem.meanwhile_bytes
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
             tangents = _inputs(backward)[len(saved) :]
-            rehearsal.hold([t for t in tangents if compat.holds_tangents() or t.dim() == 0])
+            rehearsal.hold([t for t in tangents if holds_tangents() or t.dim() == 0])
             donated = _donated((forward, backward), self.num_fwd_outputs)
             code = self._code(backward, [*saved, *tangents], donated, is_backward=True)
             rehearsal.release(saved)

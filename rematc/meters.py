@@ -15,7 +15,7 @@ from torch.profiler import profile
 
 from rematc import compat
 from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
-from rematc.compat_profiler import before_profiles, profiler_is_taken
+from rematc.compat.profiler import before_profiles, profiler_is_taken
 from rematc.storages import tensors
 from rematc.survey import Survey
 

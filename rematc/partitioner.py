@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from rematc import compat_inductor
 from rematc.backend import Partitioned, partition
+from rematc.compat import inductor as compat_inductor
 from rematc.compiled import ALONE, Given
 from rematc.options import Budget, Options, SolveOptions
 from rematc.plan import Plan

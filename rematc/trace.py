@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx, nn
 
-from rematc import compat, compat_inductor
+from rematc import compat
 from rematc.backend import partition
 from rematc.capture import Capture
+from rematc.compat import inductor as compat_inductor
 from rematc.errors import CaptureError
 from rematc.options import Options
 from rematc.plan import Plan

@@ -31,13 +31,18 @@ def torch_version(text: str = torch.__version__) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def holds_tangents() -> bool:
+    """Does AOTAutograd keep what enters the backward pass to its end? Since 2.13 the graph is handed it."""
+    return torch_version() < (2, 13)
+
+
 @functools.cache
 def check_torch(version: tuple[int, int] | None = None) -> None:
     """Raise `TorchVersionError` for a torch below 2.11; warn once for one that no test has run on.
 
     >>> check_torch((2, 4))
     Traceback (most recent call last):
-    rematc.compat.TorchVersionError: ...
+    rematc.versions.TorchVersionError: ...
     """
     version = version or torch_version()
     have = ".".join(map(str, version))

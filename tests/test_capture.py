@@ -18,6 +18,7 @@ from rematc.errors import CaptureError
 from rematc.graph import Graph, Op
 from rematc.passes import canonicalize
 from rematc.trace import trace_joint
+from rematc.versions import holds_tangents
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -212,7 +213,7 @@ def test_the_gradient_of_the_loss_is_held_and_others_are_not() -> None:
     graph = graph_of(two, needs_grad(8))
     sizes = [graph.storage_bytes[s] for s in storages(graph, graph.tangents)]
     assert sizes == [4, 32]
-    assert graph.held == (graph.tangents if compat.holds_tangents() else graph.tangents[:1])
+    assert graph.held == (graph.tangents if holds_tangents() else graph.tangents[:1])
 
 
 # Names

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from rematc.allocations import spans
-from rematc.compat_profiler import profiler_is_taken
+from rematc.compat.profiler import profiler_is_taken
 from rematc.measure import Measurement, measure, measure_each
 
 

@@ -1,7 +1,4 @@
-"""Every private name of Inductor that rematc uses; those of the rest of torch are in `rematc.compat`.
-
-Nothing of Inductor is loaded before it is asked for.
-"""
+"""Inductor's private names. Nothing of Inductor is loaded before it is asked for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every private torch name that rematc uses, as it is in the torch versions of `rematc.versions`.
 
-Nothing else in rematc or rematc.passes reaches below torch's public surface, but for the two files beside
-this one: `rematc.compat_inductor`, `rematc.compat_profiler`. A name that moves in a new torch is mended here.
+Nothing else in rematc or rematc.passes reaches below torch's public surface: a name that moves in a new torch
+is mended in this package. Here is what traces and runs graphs; `inductor` and `profiler` have a file each.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
-
-from rematc.versions import torch_version
-
-T = TypeVar("T")
 
 
 def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: Any) -> Callable[..., Any]:
@@ -165,16 +161,6 @@ def watched(on_call: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -
         yield
 
 
-def is_impure(node: fx.Node) -> bool:
-    """Must the node run even if nobody reads it? Random ops aside."""
-    return bool(node.is_impure(impure_random=False))
-
-
-def holds_tangents() -> bool:
-    """Does AOTAutograd keep what enters the backward pass to its end? Since 2.13 the graph is handed it."""
-    return torch_version() < (2, 13)
-
-
 @contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
     """Keep torch from logging a traceback for an op that fails in the trace: the error says it too."""
@@ -202,10 +188,13 @@ def inner_exception(error: BaseException) -> BaseException | None:
     return error.inner_exception if isinstance(error, BackendCompilerFailed) else None
 
 
+VERSIONS = "torch._dynamo.config.recompile_limit"
+
+
 def versions_left() -> int | None:
     """Of the function that is compiled right now: so many more are compiled before it is run eagerly.
 
-    None outside of Dynamo.
+    None outside of Dynamo. The limit is a setting, `VERSIONS`.
     """
     from torch._guards import CompileContext
 

@@ -1,4 +1,4 @@
-"""Torch's profiler, of which a process has one; all other private names of torch are in `rematc.compat`."""
+"""Torch's profiler, of which a process has one."""
 
 from __future__ import annotations
 
