@@ -26,6 +26,7 @@ from rematc.storages import Followed, storages, tensors
 from rematc.survey import Survey
 
 G = TypeVar("G", bound=Hashable)
+Key = tuple[int, tuple[G, ...]]  # of a kind of steps: how many of its calls are carried, and its graphs
 LEAST_BYTES = 1024  # of results that are followed once their call is through: not of losses that are logged
 COLLECTIONS = 3  # of garbage, to tell it from what somebody has
 
@@ -109,8 +110,8 @@ class Kind(Generic[G]):
     beside_bytes: int = 0
 
     @property
-    def begins_with(self) -> G:
-        """The graph that runs first."""
+    def first_graph(self) -> G:
+        """The one that begins it."""
         return self.calls[self.carried].graph
 
     def twice_bytes(self, turn: int) -> int:
@@ -128,6 +129,10 @@ class Kind(Generic[G]):
         return {key: size for call in self.calls for key, size in call.inputs.items()}
 
 
+def _key(calls: Sequence[Call[G]], carried: int) -> Key[G]:
+    return carried, tuple(call.graph for call in calls)
+
+
 def kept_beside(read: dict[int, int], calls: Sequence[Call[G]]) -> int:
     """Bytes of what ``calls`` keep or read until their backward passes begin, and is not in ``read``."""
     still = [call for call in calls if call.is_open]
@@ -143,7 +148,7 @@ class Calls(Generic[G]):
     ``running``: of the step that runs. ``held``: of earlier steps, not differentiated when this one began,
     and still there. ``left``: those that were, or never can be, and of which somebody has results; if
     ``left_stays``, when the backward pass began too, and not just until the step had results of its own.
-    ``kinds``: the steps of several calls.
+    ``kinds``: the steps of several calls, by how many are carried and by their graphs.
     """
 
     def __init__(self) -> None:
@@ -152,7 +157,7 @@ class Calls(Generic[G]):
         self.left: list[Call[G]] = []
         self.left_stays = False
         self.collections = 0  # of garbage, that might have been left
-        self.kinds: dict[tuple[G, ...], Kind[G]] = {}
+        self.kinds: dict[Key[G], Kind[G]] = {}
         self.carried: set[G] = set()  # graphs that went back in another step
 
     def begins(self) -> bool:
@@ -179,7 +184,7 @@ class Calls(Generic[G]):
 
     def _slide(self, through: int) -> bool:
         """The step goes on with the calls that are open; is it the first with so many?"""
-        is_new = tuple(call.graph for call in self.running) not in self.kinds
+        is_new = _key(self.running, 0) not in self.kinds
         self._record(self.running, 0, in_turns=True)
         self._leave(self.running[:through])
         self.running = self.running[through:]
@@ -191,8 +196,8 @@ class Calls(Generic[G]):
         if new := {call.graph for call in calls[:carried]} - self.carried:
             self.carried |= new  # steps that one was open in were taken for steps without it
             self._keep(lambda kind: new.isdisjoint(call.graph for call in kind.others))
-        kind = self.kinds.setdefault(tuple(call.graph for call in calls), Kind(calls))
-        kind.calls, kind.carried, kind.in_turns = calls, carried, kind.in_turns or in_turns
+        kind = self.kinds.setdefault(_key(calls, carried), Kind(calls, carried))
+        kind.calls, kind.in_turns = calls, kind.in_turns or in_turns
         kind.others = [call for call in self.open if call not in calls]
         others_bytes = kept_beside(kind.read, kind.others) + self._staying_bytes(kind)
         kind.beside_bytes = max(kind.beside_bytes, others_bytes)  # or more when it began
@@ -207,10 +212,10 @@ class Calls(Generic[G]):
         """Results of earlier calls that went back, as logits in a variable; those in ``read`` aside."""
         return sum(call.made.live_bytes(read) for call in self.left)
 
-    def begins_with(self, graph: G) -> None:
+    def count_beside(self, graph: G) -> None:
         """A step begins with ``graph``: what others left is beside it."""
         for kind in self.kinds.values():
-            if kind.begins_with is graph:
+            if kind.first_graph is graph:
                 held = kept_beside(kind.read, self._held_beside(kind))
                 kind.beside_bytes = held + self._staying_bytes(kind)
 
@@ -276,7 +281,7 @@ class Calls(Generic[G]):
     @property
     def graphs(self) -> list[G]:
         """Those that run in steps of several calls, each once, in order."""
-        return list(dict.fromkeys(graph for kind in self.kinds for graph in kind))
+        return list(dict.fromkeys(graph for _, graphs in self.kinds for graph in graphs))
 
 
 def _python_nodes(nodes: Iterable[Any]) -> set[Any]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from rematc import compat
-from rematc.calls import Call, Calls, Kind, kept_beside
+from rematc.calls import Call, Calls, Key, Kind, kept_beside
 from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
 from rematc.meters import survey_of
@@ -53,7 +53,7 @@ class Steps:
         self.options = options
         self.budget_bytes = 0  # known once a graph was compiled
         self.calls: Calls[Compiled] = Calls()
-        self.planned: set[tuple[Compiled, ...]] = set()  # the kinds of steps that plans were chosen for,
+        self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
@@ -113,7 +113,7 @@ class Steps:
             held = kept_beside(read, self.calls.held)
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
-            self.calls.begins_with(graph)
+            self.calls.count_beside(graph)
             left = self.calls.left_bytes(read)
             if graph in self.calls.graphs:
                 self._plan_together(left)
