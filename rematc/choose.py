@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+from rematc import plans
 from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.pareto import spread
@@ -19,6 +21,7 @@ from rematc.simulate import judged
 from rematc.solve import solve
 
 PEAKS, KEPT = 3, 5  # so many steps from the smallest peak to the largest, and from least kept to most
+MOST = 100  # plans that are kept for the next time
 
 
 def choices(problem: Problem, solve_options: SolveOptions) -> tuple[Plan, ...]:
@@ -43,6 +46,20 @@ def choices(problem: Problem, solve_options: SolveOptions) -> tuple[Plan, ...]:
         for plan in _keeping_less(problem, peak_bytes, options):
             found.setdefault(plan.saved, plan)
     return tuple(found.values())
+
+
+def choices_once(problem: Problem, options: SolveOptions, folder: Path) -> tuple[Plan, ...]:
+    """`choices`, kept in ``folder``: who asks again searches no more.
+
+    With other costs it is searched again, and what was found before may be chosen too: the smallest budget
+    that a refusal named is that of a plan among them.
+    """
+    known, is_of_these_costs = plans.load_choices(problem, options, folder)
+    if is_of_these_costs:
+        return known
+    found = {(plan.saved, plan.backward): plan for plan in (*choices(problem, options), *known)}
+    plans.keep_choices(problem, options, chosen := tuple(found.values())[:MOST], folder)
+    return chosen
 
 
 def _keeping_less(problem: Problem, peak_bytes: int, options: SolveOptions) -> Iterator[Plan]:

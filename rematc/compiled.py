@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 from rematc import compat
 from rematc.cache import cache_folder
-from rematc.choose import choices
+from rematc.choose import choices_once
 from rematc.options import SolveOptions
 from rematc.plan import Plan
-from rematc.plans import kept_choices
 from rematc.problem import Problem
 from rematc.ranks import decision
 from rematc.share import Use, use_of
@@ -159,7 +158,7 @@ class Compiled:
             self.problem, resident_bytes=0, budget_bytes=None, lowering_bytes=0, meanwhile_bytes=0
         )
         with decision(alone, solve, "choices") as decided:
-            decided.plans = decided.plans or kept_choices(alone, solve, cache_folder(), choices)
+            decided.plans = decided.plans or choices_once(alone, solve, cache_folder())
         for plan in decided.plans:
             use = use_of(alone, plan)  # its code is taken to differ as that of the plan at hand does
             use = replace(use, peak_bytes=use.peak_bytes + more, forward_bytes=use.forward_bytes + more)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 NOTE = "found before, and kept in the cache"
 MOST = 1000  # files kept: with more, the oldest go
 SEVERAL, FLOOR = "rematc.plans/1", "floor"
-MOST_CHOICES = 100
 _SEVERAL = {"digest": TEXT, "plans": list_of("texts", TEXT.fits)}
 
 
@@ -66,25 +65,19 @@ def keep_floor(problem: Problem, plan: Plan, folder: Path) -> None:
         _keep_of_graph(problem, FLOOR, (plan,), folder)
 
 
-def kept_choices(
-    problem: Problem,
-    options: SolveOptions,
-    folder: Path,
-    search: Callable[[Problem, SolveOptions], tuple[Plan, ...]],
-) -> tuple[Plan, ...]:
-    """The plans that ``search`` finds; if it has been asked before, those that it found then.
+def load_choices(problem: Problem, options: SolveOptions, folder: Path) -> tuple[tuple[Plan, ...], bool]:
+    """Plans to choose from that were kept for this graph, and whether they were found for these costs."""
+    digest, known = _load_of_graph(problem, _choices(options), folder)
+    return known, digest == problem.digest
 
-    With other costs it is asked again, and what was found before may be chosen too: the smallest budget that
-    a refusal named is that of a plan among them.
-    """
-    what = f"choices-{hashlib.sha256(repr(_asked(options)).encode()).hexdigest()[:8]}"
-    digest, known = _load_of_graph(problem, what, folder)
-    if digest == problem.digest:
-        return known
-    found = {(plan.saved, plan.backward): plan for plan in (*search(problem, options), *known)}
-    chosen = tuple(found.values())[:MOST_CHOICES]
-    _keep_of_graph(problem, what, chosen, folder)
-    return chosen
+
+def keep_choices(problem: Problem, options: SolveOptions, found: Sequence[Plan], folder: Path) -> None:
+    """Keep ``found`` for the next time."""
+    _keep_of_graph(problem, _choices(options), found, folder)
+
+
+def _choices(options: SolveOptions) -> str:
+    return f"choices-{hashlib.sha256(repr(_asked(options)).encode()).hexdigest()[:8]}"
 
 
 def _load_of_graph(problem: Problem, what: str, folder: Path) -> tuple[str, tuple[Plan, ...]]:
@@ -105,7 +98,7 @@ def _load_of_graph(problem: Problem, what: str, folder: Path) -> tuple[str, tupl
     return kept["digest"], found
 
 
-def _keep_of_graph(problem: Problem, what: str, found: tuple[Plan, ...], folder: Path) -> None:
+def _keep_of_graph(problem: Problem, what: str, found: Sequence[Plan], folder: Path) -> None:
     texts = [plan.to_json() for plan in found]
     _keep(_path_of_graph(problem, what, folder), SEVERAL, {"digest": problem.digest, "plans": texts})
 

@@ -14,6 +14,7 @@ import torch
 import rematc
 from rematc import plans
 from rematc.baselines import save_all
+from rematc.choose import choices_once
 from rematc.options import Inner, SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -88,7 +89,7 @@ def test_a_budget_that_a_refusal_named_is_kept_though_the_search_finds_nothing(
 
 
 def test_what_graphs_of_one_step_may_choose_from_is_found_again_though_costs_are_measured_anew(
-    problem: Problem, tmp_path: Path
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refusal names the smallest budget that plans among them keep: they must be there the next time."""
     other = replace(problem, costs=tuple(replace(c, runtime_ns=c.runtime_ns + 1) for c in problem.costs))
@@ -99,8 +100,9 @@ def test_what_graphs_of_one_step_may_choose_from_is_found_again_though_costs_are
         return (solve(asked),) if len(searched) == 1 else (save_all(asked),)
 
     def choices(asked: Problem, options: SolveOptions = OPTIONS) -> tuple[Plan, ...]:
-        return plans.kept_choices(asked, options, tmp_path, search)
+        return choices_once(asked, options, tmp_path)
 
+    monkeypatch.setattr("rematc.choose.choices", search)
     (first,) = choices(problem)
     assert choices(problem) == (first,) and searched == [problem]
     anew = choices(other)
@@ -112,10 +114,12 @@ def test_what_graphs_of_one_step_may_choose_from_is_found_again_though_costs_are
 
 
 def test_choices_that_are_damaged_are_searched_anew(
-    problem: Problem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    problem: Problem, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rematc.choose.choices", lambda asked, _: (solve(asked),))
+
     def choices() -> tuple[Plan, ...]:
-        return plans.kept_choices(problem, OPTIONS, tmp_path, lambda asked, _: (solve(asked),))
+        return choices_once(problem, OPTIONS, tmp_path)
 
     found = choices()
     (path,) = (tmp_path / "plans").iterdir()
