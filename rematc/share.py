@@ -1,17 +1,19 @@
 """Several graphs in one step, one budget: which plan each of them gets.
 
-A step runs the forward passes of its calls 1 to n one after the other, and their backward passes in the
-opposite order. While call t runs, what the calls before it keep for their backward passes is there, and,
-in its backward pass, the gradients that those after it have left. With one plan for each graph, however
-often it is called, and the least time in all, that is a small MILP:
+A step runs the forward passes of its calls one after the other, and then their backward passes, most often
+in the opposite order. While call t runs, what calls keep that ran forward and have not gone back is there,
+and the gradients of those that have. With one plan for each graph, however often it is called, and the least
+time in all, that is a small MILP:
 
-    sum of kept[i], i < t  +  peak[t]  +  sum of left[i], i > t  -  less[t]  <=  budget    for each t
+    sum of kept[i], i to go back after t  +  peak[t]  +  sum of left[i], i before t  -  less[t]  <=  budget
 
-for each kind of step (a GAN has two); ``less`` is what the sum counts and is not there.
+for each call t of each kind of step (a GAN has two); ``less`` is what the sum counts and is not there. In
+the opposite order that holds in the forward pass of t too. In any other, forward passes have their own rows.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +27,26 @@ from rematc.solve.model import Model, Term
 
 
 class Turn(NamedTuple):
-    """One call of a step: of which graph, and how much less is there than the sum says."""
+    """A call of a step while it runs: of which graph, beside which others, and how much less is there.
+
+    ``kept`` and ``left`` have the graphs of the calls that are to go back after it, and that have done so
+    before. ``is_forward``: it stands for the forward pass alone, else for both.
+    """
 
     graph: int
+    kept: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
     less_bytes: int = 0
+    is_forward: bool = False
+
+    def beside_bytes(self, uses: Sequence[Use]) -> int:
+        """What the others hold; ``uses`` has one for each graph."""
+        kept, left = sum(uses[g].kept_bytes for g in self.kept), sum(uses[g].left_bytes for g in self.left)
+        return kept + left - self.less_bytes
+
+    def own_bytes(self, use: Use) -> int:
+        """What it takes itself."""
+        return use.forward_bytes if self.is_forward else use.peak_bytes
 
 
 Steps = Sequence[Sequence[Turn]]
@@ -49,6 +67,33 @@ class Use:
     forward_bytes: int = 0
 
 
+def turns(
+    forward: Sequence[int],
+    backward: Sequence[int],
+    less_bytes: int = 0,
+    twice_bytes: Sequence[int] = (),
+    *,
+    carried: int = 0,
+) -> list[Turn]:
+    """The turns of a step that runs calls of these graphs forward, and back, in these orders.
+
+    There is ``less_bytes`` in all of it, and ``twice_bytes`` while each goes back. The first ``carried`` ran
+    forward before.
+
+    >>> [(turn.graph, turn.kept, turn.left) for turn in turns([0, 1], [1, 0])]
+    [(1, (0,), ()), (0, (), (1,))]
+    """
+    twice = twice_bytes or [0] * len(backward)
+    both = [
+        Turn(graph, tuple(backward[t + 1 :]), tuple(backward[:t]), less_bytes + twice[t])
+        for t, graph in enumerate(backward)
+    ]
+    if list(backward) == list(reversed(forward)):
+        return both
+    own = range(carried, len(forward))
+    return [*both, *(Turn(forward[t], tuple(forward[:t]), (), less_bytes, is_forward=True) for t in own)]
+
+
 def use_of(problem: Problem, plan: Plan) -> Use:
     """The use of ``problem``'s graph under ``plan``."""
     graph = problem.graph
@@ -62,34 +107,30 @@ def use_of(problem: Problem, plan: Plan) -> Use:
 
 
 def beside(steps: Steps, uses: Sequence[Use], graph: int) -> int:
-    """The most that other calls hold while a call of ``graph`` runs; ``uses`` has one for each graph.
+    """What others hold while a call of ``graph`` runs, where its own peak on top of that is the most.
 
-    >>> beside([[Turn(0), Turn(1), Turn(0, 2)]], [Use(0, 9, 4, 2), Use(0, 9, 5, 3)], 0)
-    7
+    >>> beside([[Turn(0, (1, 0)), Turn(0, (0,), (1,), less_bytes=2)]], [Use(0, 9, 4, 2), Use(0, 9, 5, 3)], 0)
+    9
     """
     return max(
-        sum(uses[g].kept_bytes for g, _ in turns[:t])
-        + sum(uses[g].left_bytes for g, _ in turns[t + 1 :])
-        - turn.less_bytes
-        for turns in steps
-        for t, turn in enumerate(turns)
+        turn.beside_bytes(uses) + turn.own_bytes(uses[graph]) - uses[graph].peak_bytes
+        for turn in itertools.chain.from_iterable(steps)
         if turn.graph == graph
     )
 
 
 def needed(steps: Steps, uses: Sequence[Use]) -> int:
     """The most that is alive in any of the steps, above what is resident."""
-    called = {g for turns in steps for g, _ in turns}
-    return max(uses[g].peak_bytes + beside(steps, uses, g) for g in called)
+    turns = itertools.chain.from_iterable(steps)
+    return max(turn.beside_bytes(uses) + turn.own_bytes(uses[turn.graph]) for turn in turns)
 
 
 def share(steps: Steps, uses: Sequence[Sequence[Use]], budget_bytes: int) -> tuple[int, ...] | None:
     """The position in ``uses[g]`` of the plan for each graph g; None if no choice keeps the budget.
 
-    ``steps`` has, for each kind of step, its calls in the order of their forward passes; ``budget_bytes`` is
-    what is left above what is resident.
+    ``steps`` has the calls of each kind of step; ``budget_bytes`` is what is left above what is resident.
 
-    >>> lavish, frugal, twice = Use(0, 12, 8, 1), Use(5, 9, 2, 1), [[Turn(0), Turn(0)]]
+    >>> lavish, frugal, twice = Use(0, 12, 8, 1), Use(5, 9, 2, 1), [turns([0, 0], [0, 0])]
     >>> share(twice, [[lavish, frugal]], 20), share(twice, [[lavish, frugal]], 19)
     ((0,), (1,))
     """
@@ -109,7 +150,7 @@ def share(steps: Steps, uses: Sequence[Sequence[Use]], budget_bytes: int) -> tup
 def smallest(steps: Steps, uses: Sequence[Sequence[Use]]) -> tuple[int, ...]:
     """The choice that `share` makes at the smallest budget for which it has one.
 
-    >>> smallest([[Turn(0), Turn(0)]], [[Use(0, 12, 8, 1), Use(5, 9, 2, 1)]])
+    >>> smallest([turns([0, 0], [0, 0])], [[Use(0, 12, 8, 1), Use(5, 9, 2, 1)]])
     (1,)
     """
     model, chosen = _formulated(steps, uses, with_cost=False)
@@ -131,7 +172,8 @@ def _formulated(
     model, chosen = Model(), list[list[int]]()
     longest = float(max(1, *(u.cost_ns for options in uses for u in options)))
     for g, options in enumerate(uses):
-        weight = sum(turn.graph == g for turns in steps for turn in turns) / longest if with_cost else 0.0
+        calls = sum(turn.graph == g and not turn.is_forward for turns in steps for turn in turns)
+        weight = calls / longest if with_cost else 0.0
         chosen.append([model.variable(cost=weight * u.cost_ns) for u in options])
         model.row([(x, 1.0) for x in chosen[-1]], 1.0)
         model.row([(x, -1.0) for x in chosen[-1]], -1.0)
@@ -143,23 +185,14 @@ def _rows(
 ) -> list[tuple[list[Term], int]]:
     """The bytes that each choice adds while each call runs, and what is to be taken off."""
     rows = []
-    for turns in steps:
-        called = [turn.graph for turn in turns]
-        for t, turn in enumerate(turns):
-            kept, left = Counter(called[:t]), Counter(called[t + 1 :])
-            row = [
-                (
-                    x,
-                    float(
-                        kept[g] * use.kept_bytes
-                        + left[g] * use.left_bytes
-                        + (g == turn.graph) * use.peak_bytes
-                    ),
-                )
-                for g, options in enumerate(uses)
-                for x, use in zip(chosen[g], options, strict=True)
-            ]
-            rows.append((row, turn.less_bytes))
+    for turn in itertools.chain.from_iterable(steps):
+        kept, left = Counter(turn.kept), Counter(turn.left)
+        row: list[Term] = []
+        for g, options in enumerate(uses):
+            for x, use in zip(chosen[g], options, strict=True):
+                others = kept[g] * use.kept_bytes + left[g] * use.left_bytes
+                row.append((x, float(others + (turn.own_bytes(use) if g == turn.graph else 0))))
+        rows.append((row, turn.less_bytes))
     return rows
 
 

@@ -18,13 +18,15 @@ from dataclasses import replace
 from typing import Any
 
 from rematc import compat
-from rematc.calls import Call, Calls, Key, Kind, kept_beside
+from rematc.calls import Call
 from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
+from rematc.kinds import Key, Kind, kept_beside
+from rematc.ledger import Ledger
 from rematc.meters import survey_of
 from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
-from rematc.share import Turn, Use, beside, needed, share, smallest
+from rematc.share import Turn, Use, beside, needed, share, smallest, turns
 from rematc.storages import storages
 from rematc.survey import Survey
 
@@ -52,7 +54,7 @@ class Steps:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.budget_bytes = 0  # known once a graph was compiled
-        self.calls: Calls[Compiled] = Calls()
+        self.calls: Ledger[Compiled] = Ledger()
         self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
@@ -254,19 +256,20 @@ class Steps:
         numbers, resident = {g: n for n, g in enumerate(self.calls.graphs)}, self.resident_bytes()
         steps = []
         for kind in self.calls.kinds.values():
+            forward, backward = ([numbers[c.graph] for c in calls] for calls in (kind.calls, kind.backward))
             less = resident - self._resident_in(kind) - self._kept_free()
-            steps.append(
-                [Turn(numbers[c.graph], less + kind.twice_bytes(t)) for t, c in enumerate(kind.calls)]
-            )
+            twice = [kind.twice_bytes(t) for t in range(len(backward))]
+            steps.append(turns(forward, backward, less, twice, carried=kind.carried))
         return steps
 
     def _refusal(self, least_bytes: int) -> BudgetError:
-        graphs, steps = self.calls.graphs, self._steps()
+        graphs = self.calls.graphs
+        calls = max(len(kind.calls) for kind in self.calls.kinds.values())
         kept = [(f"kept by {g.name}", min(use.kept_bytes for use in g.uses)) for g in graphs]
         return BudgetError(
             self.budget_bytes,
             least_bytes,
-            step=f"{max(map(len, steps))} calls of {len(graphs)} graph{'s'[: len(graphs) - 1]} in one step",
+            step=f"{calls} calls of {len(graphs)} graph{'s'[: len(graphs) - 1]} in one step",
             largest=tuple(sorted(kept, key=lambda k: -k[1])[:3]),
             resident_bytes=self.resident_bytes(),
         )

@@ -6,12 +6,12 @@ import gc
 
 import torch
 
-from rematc.calls import Calls
+from rematc.ledger import Ledger
 from tests.blocks import one_node
 
 
 def test_a_step_begins_when_the_calls_before_it_are_through() -> None:
-    calls: Calls[str] = Calls()
+    calls: Ledger[str] = Ledger()
     w = torch.ones(2, requires_grad=True)
     assert calls.begins()
     first = one_node(w)
@@ -23,12 +23,12 @@ def test_a_step_begins_when_the_calls_before_it_are_through() -> None:
     second.backward()
     assert calls.open == []
     assert calls.begins()
-    assert list(calls.kinds) == [(0, ("a", "b"))]
+    assert list(calls.kinds) == [(0, ("a", "b"), ("b", "a"))]
     assert calls.graphs == ["a", "b"]
 
 
 def test_inputs_that_a_call_of_the_step_made_are_not_read_from_outside() -> None:
-    calls: Calls[str] = Calls()
+    calls: Ledger[str] = Ledger()
     w = torch.ones(4, requires_grad=True)
     first = one_node(w)
     calls.ran("a", (w,), first, 1)
@@ -38,7 +38,7 @@ def test_inputs_that_a_call_of_the_step_made_are_not_read_from_outside() -> None
 
 
 def test_a_call_whose_results_are_gone_is_over_and_one_whose_are_held_is_carried() -> None:
-    calls: Calls[str] = Calls()
+    calls: Ledger[str] = Ledger()
     w = torch.ones(2, requires_grad=True)
     gone, held, last = one_node(w), one_node(w), one_node(w)
     calls.ran("gone", (w,), gone, 1)
@@ -55,14 +55,14 @@ def test_a_call_whose_results_are_gone_is_over_and_one_whose_are_held_is_carried
 
 
 def test_a_kind_of_step_is_forgotten_with_its_model() -> None:
-    calls: Calls[str] = Calls()
+    calls: Ledger[str] = Ledger()
     w = torch.ones(2, requires_grad=True)
     loss = one_node(w)
     calls.ran("a", (w,), loss, 1)
     calls.ran("a", (w,), loss, 1)
     loss.backward()
     assert calls.begins()
-    assert list(calls.kinds) == [(0, ("a", "a"))]
+    assert list(calls.kinds) == [(0, ("a", "a"), ("a", "a"))]
     del w, loss
     gc.collect()
     assert calls.begins()
@@ -70,7 +70,7 @@ def test_a_kind_of_step_is_forgotten_with_its_model() -> None:
 
 
 def test_results_of_calls_that_went_back_are_followed_as_long_as_somebody_has_them() -> None:
-    calls: Calls[str] = Calls()
+    calls: Ledger[str] = Ledger()
     w = torch.ones(1024, requires_grad=True)
     first, second = one_node(w) * w, one_node(w) * w
     calls.ran("a", (w,), first, 1)
@@ -87,7 +87,7 @@ def test_results_of_calls_that_went_back_are_followed_as_long_as_somebody_has_th
 
 
 def test_what_ran_forward_in_one_step_and_went_back_in_another_is_carried() -> None:
-    calls: Calls[str] = Calls()
+    calls: Ledger[str] = Ledger()
     w = torch.ones(2, requires_grad=True)
     for _ in range(3):
         generated, real, fake = one_node(w), one_node(w), one_node(w)
@@ -100,12 +100,13 @@ def test_what_ran_forward_in_one_step_and_went_back_in_another_is_carried() -> N
         judged = one_node(generated, w)
         calls.ran("judge", (generated, w), judged, 1)
         judged.backward()
-    assert set(calls.kinds) == {(0, ("make", "judge", "judge")), (1, ("make", "judge"))}
-    assert calls.kinds[1, ("make", "judge")].first_graph == "judge"
+    together, own = ("make", "judge"), ("make", "judge", "judge")
+    assert {(key.carried, key.forward) for key in calls.kinds} == {(1, together), (0, own)}
+    assert [kind.first_graph for kind in calls.kinds.values() if kind.carried] == ["judge"]
 
 
 def test_steps_of_the_same_graphs_are_of_two_kinds_if_one_carries_a_call() -> None:
-    calls: Calls[str] = Calls()
+    calls: Ledger[str] = Ledger()
     w = torch.ones(2, requires_grad=True)
     held = one_node(w)
     calls.begins()
@@ -123,4 +124,4 @@ def test_steps_of_the_same_graphs_are_of_two_kinds_if_one_carries_a_call() -> No
         calls.ran("a", (w,), result, 1)
     torch.stack(both).sum().backward()
     assert calls.begins()
-    assert set(calls.kinds) == {(1, ("a", "a")), (0, ("a", "a"))}
+    assert [key.carried for key in calls.kinds] == [1, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 from hypothesis import given, settings
@@ -13,32 +13,72 @@ from rematc.baselines import recompute_all, save_all
 from rematc.choose import choices
 from rematc.options import SolveOptions
 from rematc.problem import Problem
-from rematc.share import Turn, Use, beside, needed, share, smallest, use_of
+from rematc.share import Turn, Use, beside, needed, share, smallest, turns, use_of
 from rematc.simulate import validate
 from tests.graphs import chain, problems
 
 sizes = st.integers(0, 30)
-use = st.builds(Use, st.integers(0, 9), sizes, sizes, sizes)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Graphs that run forward, the calls in the order in which they go back, and what is less meanwhile."""
+
+    forward: list[int]
+    backward: list[int]
+    less: int
+    twice: list[int]
+
+    @property
+    def turns(self) -> list[Turn]:
+        return turns(self.forward, [self.forward[c] for c in self.backward], self.less, self.twice)
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[list[list[Turn]], list[list[Use]]]:
+def uses_of(draw: st.DrawFn) -> Use:
+    """What runs forward is part of the peak."""
+    peak = draw(sizes)
+    kept, left, forward = draw(sizes), draw(sizes), draw(st.integers(0, peak))
+    return Use(draw(st.integers(0, 9)), peak, kept, left, forward)
+
+
+@st.composite
+def several(draw: st.DrawFn) -> tuple[list[Step], list[list[Use]]]:
     """Two kinds of steps of some calls of up to three graphs, each with up to four plans to choose from."""
-    uses = draw(st.lists(st.lists(use, min_size=1, max_size=4), min_size=1, max_size=3))
+    uses = draw(st.lists(st.lists(uses_of(), min_size=1, max_size=4), min_size=1, max_size=3))
     calls = st.lists(st.integers(0, len(uses) - 1), max_size=6)
-    kinds = [[*range(len(uses)), *draw(calls)], draw(calls)]
-    return [[Turn(g, draw(st.integers(0, 3))) for g in kind] for kind in kinds], uses
+    steps = []
+    for forward in ([*range(len(uses)), *draw(calls)], draw(calls)):
+        opposite = list(reversed(range(len(forward))))
+        backward = opposite if draw(st.booleans()) else draw(st.permutations(opposite))
+        least = [min(use.left_bytes for use in uses[g]) for g in forward]
+        before = [sum(least[c] for c in backward[:t]) for t in range(len(backward))]
+        twice = [draw(st.integers(0, min(3, most))) for most in before]
+        steps.append(Step(forward, backward, draw(st.integers(0, 3)), twice))
+    return steps, uses
 
 
-def alive(steps: Sequence[Sequence[Turn]], picked: Sequence[Use]) -> int:
-    """The most that is alive in a step, call by call."""
+def alive(steps: Sequence[Step], picked: Sequence[Use]) -> int:
+    """The most that is alive in a step, pass by pass."""
     needs = []
-    for turns in steps:
-        for t, (graph, less) in enumerate(turns):
-            before = sum(picked[g].kept_bytes for g, _ in turns[:t])
-            after = sum(picked[g].left_bytes for g, _ in turns[t + 1 :])
-            needs.append(before + picked[graph].peak_bytes + after - less)
+    for step in steps:
+        waiting = list[int]()  # calls that ran forward and have not gone back
+        for call, graph in enumerate(step.forward):
+            others = sum(picked[step.forward[c]].kept_bytes for c in waiting)
+            needs.append(others + picked[graph].forward_bytes - step.less)
+            waiting.append(call)
+        left = 0
+        for call, twice in zip(step.backward, step.twice, strict=True):
+            waiting.remove(call)
+            use = picked[step.forward[call]]
+            others = sum(picked[step.forward[c]].kept_bytes for c in waiting)
+            needs.append(others + use.peak_bytes + left - step.less - twice)
+            left += use.left_bytes
     return max(needs)
+
+
+def turns_of(steps: Sequence[Step]) -> list[list[Turn]]:
+    return [step.turns for step in steps]
 
 
 def every_choice(uses: Sequence[Sequence[Use]]) -> Iterator[tuple[int, ...]]:
@@ -50,17 +90,15 @@ def picked(uses: Sequence[Sequence[Use]], choice: Sequence[int]) -> list[Use]:
 
 
 @settings(max_examples=150)
-@given(steps(), st.integers(0, 200))
-def test_the_choice_is_the_cheapest_that_fits(
-    step: tuple[list[list[Turn]], list[list[Use]]], budget: int
-) -> None:
-    calls, uses = step
-    fitting = [c for c in every_choice(uses) if alive(calls, picked(uses, c)) <= budget]
+@given(several(), st.integers(0, 200))
+def test_the_choice_is_the_cheapest_that_fits(case: tuple[list[Step], list[list[Use]]], budget: int) -> None:
+    steps, uses = case
+    fitting = [c for c in every_choice(uses) if alive(steps, picked(uses, c)) <= budget]
 
     def cost(choice: Sequence[int]) -> int:
-        return sum(uses[g][choice[g]].cost_ns for step in calls for g, _ in step)
+        return sum(uses[g][choice[g]].cost_ns for step in steps for g in step.forward)
 
-    found = share(calls, uses, budget)
+    found = share(turns_of(steps), uses, budget)
     if found is None:
         assert not fitting
     else:
@@ -69,11 +107,12 @@ def test_the_choice_is_the_cheapest_that_fits(
 
 
 @settings(max_examples=100)
-@given(steps())
-def test_the_smallest_budget_is_one_that_has_a_choice(step: tuple[list[list[Turn]], list[list[Use]]]) -> None:
-    calls, uses = step
+@given(several())
+def test_the_smallest_budget_is_one_that_has_a_choice(case: tuple[list[Step], list[list[Use]]]) -> None:
+    steps, uses = case
+    calls = turns_of(steps)
     least = needed(calls, picked(uses, smallest(calls, uses)))
-    assert least == min(alive(calls, picked(uses, c)) for c in every_choice(uses))
+    assert least == min(alive(steps, picked(uses, c)) for c in every_choice(uses))
     assert share(calls, uses, least) is not None
     assert least <= 0 or share(calls, uses, least - 1) is None
 
@@ -81,18 +120,18 @@ def test_the_smallest_budget_is_one_that_has_a_choice(step: tuple[list[list[Turn
 def test_a_byte_is_a_byte_however_large_the_budget() -> None:
     least = 10**12
     uses = [[Use(0, least + 1, 0, 0), Use(0, least + 100, 0, 0), Use(5, least, 0, 0)]]
-    assert share([[Turn(0)]], uses, least) == (2,)
-    assert share([[Turn(0)]], uses, least - 1) is None
+    assert share([turns([0], [0])], uses, least) == (2,)
+    assert share([turns([0], [0])], uses, least - 1) is None
 
 
 @settings(max_examples=100)
-@given(steps())
-def test_what_is_needed_is_what_the_worst_call_meets(step: tuple[list[list[Turn]], list[list[Use]]]) -> None:
-    calls, uses = step
-    first = [options[0] for options in uses]
-    assert needed(calls, first) == alive(calls, first)
-    each = {g: first[g].peak_bytes + beside(calls, first, g) for step in calls for g, _ in step}
-    assert max(each.values()) == alive(calls, first)
+@given(several())
+def test_what_is_needed_is_what_the_worst_pass_meets(case: tuple[list[Step], list[list[Use]]]) -> None:
+    steps, uses = case
+    first, calls = [options[0] for options in uses], turns_of(steps)
+    assert needed(calls, first) == alive(steps, first)
+    each = {g: first[g].peak_bytes + beside(calls, first, g) for step in steps for g in step.forward}
+    assert max(each.values()) == alive(steps, first)
 
 
 # Plans to choose from
