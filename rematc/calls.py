@@ -79,6 +79,11 @@ class Call(Generic[G]):
         return not self.is_through and any(node() is not None for node in self.nodes)
 
     @property
+    def is_dropped(self) -> bool:
+        """Did its results go, with what it kept, before anybody went back?"""
+        return not self.is_through and not self.is_open
+
+    @property
     def has_model(self) -> bool:
         """Is any parameter of its model still there?"""
         return not self.leaves or any(leaf() is not None for leaf in self.leaves)

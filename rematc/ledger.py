@@ -24,7 +24,7 @@ from rematc.storages import Followed, storages, tensors
 
 G = TypeVar("G", bound=Hashable)
 LEAST_BYTES = 1024  # of results that are followed once their call is through: not of losses that are logged
-COLLECTIONS = 3  # of garbage, to tell it from what somebody has
+COLLECTIONS = 3  # of the garbage of a compiler, to tell it from what somebody has
 
 
 class Ledger(Generic[G]):
@@ -41,7 +41,7 @@ class Ledger(Generic[G]):
         self.held: list[Call[G]] = []
         self.left: list[Call[G]] = []
         self.left_stays = False
-        self.collections = 0  # of garbage, that might have been left
+        self.collections = 0  # of garbage that there may still be, and that may hold results
         self.passes = 0  # backward passes that have begun
         self.kinds: dict[Key[G], Kind[G]] = {}
         self.carried: set[G] = set()  # graphs that went back in another step
@@ -142,22 +142,26 @@ class Ledger(Generic[G]):
         self.running.append(call)
         return call
 
-    def _is_left_still(self) -> bool:
-        """Has somebody results of earlier steps, and not just as garbage, which compiling leaves?"""
-        if any(call.made.live_bytes() for call in self.left) and self.collections < COLLECTIONS:
-            self.collections += 1
+    def compiled(self) -> None:
+        """Something was compiled: that leaves garbage."""
+        self.collections = COLLECTIONS
+
+    def _is_left_still(self, is_left: Callable[[], bool]) -> bool:
+        """Has somebody results, and not just garbage?"""
+        if is_left() and self.collections:
+            self.collections -= 1
             gc.collect()
-        return any(call.made.live_bytes() for call in self.left)
+        return is_left()
 
     def _goes_back(self, call: Call[G], gradients: Any) -> None:
         """The backward pass of ``call`` begins; those that are through may have left results to somebody."""
-        is_first = not any(other.is_through for other in self.running)
+        through = [other for other in self.running if other.is_through and other is not call]
         self.passes += 1
         call.backward_begins(gradients, self.passes)
-        if is_first and not self.left_stays:
-            self.left_stays = self._is_left_still()
-        for other in self.running:
-            if other.is_through and other is not call:
+        if not through and not self.left_stays:
+            self.left_stays = self._is_left_still(lambda: any(old.made.live_bytes() for old in self.left))
+        if self._is_left_still(lambda: any(other.made.live_bytes() > other.left_bytes for other in through)):
+            for other in through:
                 other.left_bytes = max(other.left_bytes, other.made.live_bytes())
 
     @property

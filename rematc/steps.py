@@ -23,16 +23,14 @@ from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
 from rematc.kinds import Key, Kind, kept_beside
 from rematc.ledger import Ledger
-from rematc.meters import survey_of
 from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import Turn, Use, beside, needed, share, smallest, turns
 from rematc.storages import storages
-from rematc.survey import Survey
+from rematc.surveys import Surveys
 
 log = logging.getLogger(__name__)
 
-SURVEYS, TRIES = 3, 12  # steps that one graph begins and that are followed, to find what is outside
 OUTSIDE = (
     "this step takes %s, above the budget of %s: up to %s are taken outside of the compiled graph, as by a "
     "loss. That is planned for from the next step on; if the loss is compiled with the model, it takes less"
@@ -62,28 +60,22 @@ class Steps:
         self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget)
         if options.budget is None:
             self.unused.detach()
-        self.survey: Survey | None = None
-        self.followed: list[Call[Compiled]] = []  # by that survey, in order
+        self.surveys = Surveys(self._count_outside)
 
     def graph(self, compile: Compile, inputs: Any) -> Callable[..., Any]:
         """Compile a graph that Dynamo found; what is returned runs it forward."""
-        if self.survey:
-            self.survey.pause()
+        self.surveys.pause()
         graph = Compiled(compile, self._first(compile, inputs))
 
         def forward(*args: Any) -> Any:
             # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
             if graph.made.plan is None or compat.is_in_backward() or any(map(compat.is_fake, args)):
                 return graph.made.run(*args)
-            if self.survey:
-                self.survey.pause()
+            self.surveys.pause()
             self._begin(graph, args)
             results = graph.made.run(*args)
             gradients = graph.gradients_of(args)
-            call = self.calls.ran(graph, args, results, graph.use.kept_bytes, gradients)
-            if self.survey and call.nodes:
-                self.followed.append(call)
-                call.watched(self.survey)
+            self.surveys.follow(self.calls.ran(graph, args, results, graph.use.kept_bytes, gradients))
             return results
 
         return forward
@@ -91,6 +83,7 @@ class Steps:
     def _first(self, compile: Compile, inputs: Any) -> Made:
         """A graph that was just found is compiled with what the running step keeps by now."""
         others = kept_beside(dict(storages(inputs)), self.calls.open)
+        self.calls.compiled()
         try:
             made = compile(inputs, Given(others))
         except BudgetError as e:
@@ -110,7 +103,7 @@ class Steps:
     def _begin(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
-            self._begin_survey(graph, args)
+            self.surveys.begin(graph, args)
             read = dict(storages(args))
             held = kept_beside(read, self.calls.held)
             self._say_what_is_held(held)
@@ -129,31 +122,6 @@ class Steps:
             text = "results of earlier forward passes are held, with %s kept for their backward passes"
             log.warning(text, format_bytes(held))
             self.said_bytes = held
-
-    def _begin_survey(self, graph: Compiled, args: tuple[Any, ...]) -> None:
-        if self.survey:  # the last step did not come to its end, as a GAN's first does not
-            self._end_survey()
-        self.survey, self.followed = None, []
-        if graph.surveys < SURVEYS and graph.tries < TRIES:
-            self.survey = survey_of(args, self._pass_ended)
-            graph.tries += 1
-
-    def _pass_ended(self) -> None:
-        """A backward pass is through; what was outside is known once all of the step's are."""
-        if self.survey and self.survey.is_over:
-            self._end_survey()
-        elif self.survey:
-            self.survey.pass_ends()
-
-    def _end_survey(self) -> None:
-        assert self.survey is not None
-        found, self.survey = self.survey.close(), None
-        for call, outside in zip(self.followed, found, strict=False):  # none if it missed some
-            call.graph.outside |= outside
-        if found:
-            self.followed[0].graph.surveys += 1
-        if len(found) == 1:
-            self._count_outside(self.followed[0].graph)
 
     def _plan_alone(self, graph: Compiled, args: tuple[Any, ...], held: int, left: int) -> None:
         """Is there more beside a graph, alone in its step, than it was planned for?"""
@@ -177,6 +145,7 @@ class Steps:
             if left:
                 log.warning(LEFT, format_bytes(left))
             graph.passing_bytes = 0
+            self.calls.compiled()
             graph.made = graph.compile(list(args), Given(held + passing, outside=graph.outside))
 
     def _count_outside(self, graph: Compiled) -> None:
@@ -229,6 +198,7 @@ class Steps:
             if choice is None:
                 raise self._refusal(least_bytes)
         mine, picked = graphs.index(graph), _picked(graphs, choice)
+        self.calls.compiled()
         graph.choose(choice[mine], args, resident + beside(steps, picked, mine))
         if all(g.is_chosen for g in graphs) and self._count() > self.budget_bytes:
             raise self._refusal(self._smallest())

@@ -86,6 +86,26 @@ def test_results_of_calls_that_went_back_are_followed_as_long_as_somebody_has_th
     assert calls.left == []
 
 
+def test_what_a_compiler_s_garbage_holds_is_left_to_nobody() -> None:
+    calls: Ledger[str] = Ledger()
+    w = torch.ones(1024, requires_grad=True)
+    gc.disable()
+    try:
+        calls.compiled()
+        first, second = one_node(w) * w, one_node(w) * w
+        calls.ran("a", (w,), first, 1)
+        calls.ran("b", (w,), second, 1)
+        loss = first.sum() + second.sum()
+        del first
+        garbage: list[object] = [second]
+        garbage.append(garbage)
+        del garbage, second
+        loss.backward()
+    finally:
+        gc.enable()
+    assert [call.left_bytes for call in calls.running] == [0, 0]
+
+
 def test_what_ran_forward_in_one_step_and_went_back_in_another_is_carried() -> None:
     calls: Ledger[str] = Ledger()
     w = torch.ones(2, requires_grad=True)

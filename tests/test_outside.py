@@ -175,3 +175,27 @@ def test_a_step_whose_forward_pass_goes_back_in_the_next_is_surveyed_as_far_as_i
         F.cross_entropy(judge(fake.detach()), labels()).backward()
         F.cross_entropy(judge(fake), labels()).backward()
     assert max(outside.meanwhile_bytes for outside in backend.outside) >= LOGITS
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (64, 96)], ids=["of the student's shape", "of another"])
+def test_a_teacher_whose_result_is_detached_hides_nothing(widths: tuple[int, int]) -> None:
+    """Its forward passes end at once, and with them whatever follows them."""
+    torch.manual_seed(0)
+    backend = rematc.backend("1GB", inner="eager")
+    student, teacher = (
+        nn.Sequential(nn.Linear(16, width), nn.GELU(), nn.Linear(width, 1000)) for width in widths
+    )
+    learns, knows = (torch.compile(model, backend=backend) for model in (student, teacher))
+    x = torch.randn(256, 16)
+
+    def step() -> None:
+        target = knows(x).detach()
+        logits = learns(x)
+        (logits - target).square().mean().backward()
+        student.zero_grad()
+
+    for _ in range(4):
+        step()
+    there = sum(t.nbytes for t in (*student.parameters(), x))
+    measured = there + measure(step).peak_bytes
+    assert measured <= max(plan.peak_bytes for plan in backend.plans) <= 1.01 * measured

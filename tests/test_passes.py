@@ -100,7 +100,7 @@ def test_recomputation_reads_the_state_from_before_the_step(
 ) -> None:
     """Statistics, parameters and gradients over several steps are the same to the bit."""
     expected = state_after(name, judge)
-    monkeypatch.setattr("rematc.steps.SURVEYS", 0)  # a loss that is counted would leave more room
+    monkeypatch.setattr("rematc.surveys.ENOUGH", 0)  # a loss that is counted would leave more room
     backend = rematc.backend(floor_of(name), inner="eager")
     ours = state_after(name, backend)
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
