@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,10 +11,11 @@ from benchmarks import corpus
 from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import narrow
+from rematc.solve.along import along
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import excesses, expand, keep_all
 from rematc.solve.merge import unmerged
-from rematc.solve.narrow import Narrowing, along
+from rematc.solve.narrow import Narrowing
 from rematc.solve.reach import Group, Space
 from rematc.solve.reduce import Core, reduce
 from tests import oracle
@@ -111,8 +114,8 @@ def test_what_there_is_room_for_is_kept(problem: Problem, share: float) -> None:
     bare, kept = (Narrowing(problem, whole, start, 0) for _ in range(2))
     kept.run(asked, 0.0, Deadline.after(60))
     validate(problem, kept.best.plan)
-    bare._keeping_more = lambda *_: bare.best  # type: ignore[method-assign]
-    bare.run(asked, 0.0, Deadline.after(60))
+    with mock.patch("rematc.solve.narrow.keeping_more", return_value=None):
+        bare.run(asked, 0.0, Deadline.after(60))
     assert (bare.peak_bytes <= asked) is (kept.peak_bytes <= asked)
     if kept.peak_bytes <= asked:
         assert kept.best.plan.cost_ns <= bare.best.plan.cost_ns

@@ -14,15 +14,15 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
 from rematc.solve import solve, solver
+from rematc.solve.along import along
 from rematc.solve.closure import add_closures
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, expand, keep_all
 from rematc.solve.formulate import formulate
-from rematc.solve.improve import Improver
+from rematc.solve.improve import Improver, Starts
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import merge, unmerged
-from rematc.solve.narrow import along
 from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
@@ -226,7 +226,7 @@ def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
     merged = unmerged(reduce(asked))
     start = drop(asked, merged)
     assert start is not None
-    improver = Improver(asked, lambda: [start])
+    improver = Improver(asked, lambda: Starts([start]))
     improver.begin()
     improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(2))
     assert improver.best.plan.peak_bytes <= asked.budget_bytes
@@ -240,7 +240,7 @@ def test_improving_goes_on_from_a_plan_for_another_core_in_that_core() -> None:
     small = merge(whole.core)
     start, other = drop(asked, whole), expand(asked, small, keep_all(small.core))
     assert start is not None
-    improver = Improver(asked, lambda: [start])
+    improver = Improver(asked, lambda: Starts([start]))
     improver.begin()
     improver.offer(start)
     assert improver.searches[0].merged is whole

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from benchmarks import corpus
 from rematc.baselines import STRATEGIES, recompute_all
 from rematc.errors import BudgetError
 from rematc.options import SolveOptions
@@ -110,8 +111,8 @@ def test_the_same_problem_gives_the_same_plan() -> None:
 
 
 def test_when_the_time_is_up_the_greedy_plan_is_given_and_says_so() -> None:
-    problem = chain(60, ns=100)
-    budget = save_all_peak(problem) // 8
+    problem = corpus.load("gpt2_2")
+    budget = save_all_peak(problem) * 4 // 5
     plan = solve(problem.with_budget(budget), SolveOptions(time_limit_s=0.01))
     validate(problem.with_budget(budget), plan)
     assert plan.status == "greedy"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
@@ -25,6 +26,13 @@ TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 NODES = 100
 
 
+class Starts(NamedTuple):
+    """Plans to start from, and a lower bound on the cost of every plan that came with them."""
+
+    plans: list[Written]
+    bound_ns: int = 0
+
+
 class Improver:
     """Plans within the budget, and the search for cheaper ones around them.
 
@@ -32,17 +40,19 @@ class Improver:
     is swept once, and then the one that is cheapest by then goes on alone.
     """
 
-    def __init__(self, problem: Problem, starts: Callable[[], Iterable[Written]]) -> None:
+    def __init__(self, problem: Problem, starts: Callable[[], Starts]) -> None:
         self.problem, self.starts = problem, starts
         self.searches: list[_Neighbourhood] = []
         self.first: Written | None = None
+        self.bound_ns = 0  # that came with the starts
 
     def begin(self, known: Written | None = None, bound_ns: int = 0) -> None:
         """Start from the plan that is ``known``, if that is near the bound; if not, find others, once."""
         if not self.searches:
             near = known and _cost(known) <= NEAR * bound_ns
-            starts = [known] if known and near else self.starts()
-            self.searches = [_Neighbourhood(self.problem, start) for start in starts]
+            starts = Starts([known]) if known and near else self.starts()
+            self.searches = [_Neighbourhood(self.problem, plan) for plan in starts.plans]
+            self.bound_ns = starts.bound_ns
             self.first = None if near else self.best
         if known:
             self.offer(known)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rematc.problem import Problem
+from rematc.solve.along import along
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.drop import drop
 from rematc.solve.expand import Written, expand
 from rematc.solve.merge import Merged, unmerged
-from rematc.solve.narrow import Narrowing, along
+from rematc.solve.narrow import Narrowing
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.search import NODES, ROUNDS
 from rematc.solve.spans import tightest

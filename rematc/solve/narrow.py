@@ -6,16 +6,15 @@ says needs more than the limit, blocks that are read there are tracked too, each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from rematc.problem import Problem
+from rematc.solve.along import along, keeping_more
 from rematc.solve.deadline import Deadline
-from rematc.solve.decode import missing
-from rematc.solve.expand import Draft, Written, excesses, expand
+from rematc.solve.expand import Written, excesses, expand
 from rematc.solve.merge import Merged
-from rematc.solve.reach import Group, Space, Stop
+from rematc.solve.reach import Group, Space
 from rematc.solve.reduce import Core
 
 FIRST, MORE, MOST = 2, 2, 20  # groups tracked: to begin with, more in each round, and at most
@@ -72,10 +71,11 @@ class Narrowing:
             if path is None:
                 self.bound_bytes = max(self.bound_bytes, limit + 1)
                 return False
-            written = self._written(groups, path)
+            written = expand(self.problem, self.whole, along(core, groups, path))
             self.best = min(self.best, written, key=lambda w: w.plan.peak_bytes)
             if self.peak_bytes <= asked_bytes:
-                self.best = self._keeping_more(groups, path, asked_bytes)
+                kept = keeping_more(self.problem, self.whole, groups, path, asked_bytes)
+                self.best = min(self.best, kept or self.best, key=lambda w: w.plan.cost_ns)
             if written.plan.peak_bytes <= limit:
                 return True
             over = self._over(written, limit)
@@ -84,30 +84,6 @@ class Narrowing:
                 break
             groups, stages = finer, _around(over, len(core.stages), WORK >> len(finer))
         return None
-
-    def _written(self, groups: list[Group], path: dict[int, Stop], kept: Iterable[int] = ()) -> Written:
-        return expand(self.problem, self.whole, along(self.whole.core, groups, path, frozenset(kept)))
-
-    def _keeping_more(self, groups: list[Group], path: dict[int, Stop], asked_bytes: int) -> Written:
-        """The cheapest plan of ``path`` with as many other blocks kept from forward as have room.
-
-        Smallest first, and of one size those made first, or those made last.
-        """
-        core, found = self.whole.core, [self.best]
-        tracked = core.held | {b for group in groups for b in group}
-        first = [b for b in range(len(core.block_bytes)) if b not in tracked]
-        for in_time in (first, first[::-1]):
-            others = sorted(in_time, key=core.block_bytes.__getitem__)
-            low, high = 0, len(others)
-            while low < high:
-                middle = (low + high + 1) // 2
-                written = self._written(groups, path, others[:middle])
-                if written.plan.peak_bytes <= asked_bytes:
-                    found.append(written)
-                    low = middle
-                else:
-                    high = middle - 1
-        return min(found, key=lambda w: w.plan.cost_ns)
 
     def _largest(self) -> list[Group]:
         core = self.whole.core
@@ -171,40 +147,3 @@ def _around(over: Iterable[int], n_stages: int, most: int) -> range:
     before = max(MARGIN, (most - (end - begin)) // 2)
     first = max(0, begin - before)
     return range(first, min(n_stages, max(end + MARGIN // 2, first + most)))
-
-
-def along(
-    core: Core,
-    groups: Sequence[Group] = (),
-    path: Mapping[int, Stop] = MappingProxyType({}),
-    kept: frozenset[int] = frozenset(),
-) -> Draft:
-    """The plan that follows ``path``: a group is its first block; what is neither tracked nor ``kept`` from
-    forward is made when it is read. Without a path each stage makes all that it reads.
-    """
-    at_first = frozenset(b for unit in core.units if unit.pinned for b in unit.makes) - core.held | kept
-    begin = min(path, default=0)
-    runs: list[tuple[int, ...]] = []
-    for t, stage in enumerate(core.stages):
-        stop = path.get(t, Stop((), ()))
-        there = {groups[n][0] for n in stop.there}
-        at_hand, units = core.held | at_first, list[int]()
-        if t == begin > 0:
-            at_hand = _run(core, sorted(there), at_hand, units)
-        at_hand |= there
-        for u in (u for u in stop.units if not core.units[u].pinned):
-            at_hand = _run(core, core.units[u].reads, at_hand, units) | set(core.units[u].makes)
-            units.append(u)
-        _run(core, stage.reads, at_hand, units)
-        runs.append(tuple(units))
-    saved = {groups[n][0] for n in path[0].there} if 0 in path else set[int]()
-    read = {b for units in runs for u in units for b in core.units[u].reads}
-    read |= {b for stage in core.stages for b in stage.reads}
-    return Draft((at_first | saved) & read, tuple(runs))
-
-
-def _run(core: Core, blocks: Iterable[int], at_hand: frozenset[int], units: list[int]) -> frozenset[int]:
-    """Add to ``units`` those that make ``blocks``; returns what is at hand after them."""
-    made = missing(core, blocks, at_hand)
-    units += made
-    return at_hand | {b for u in made for b in core.units[u].makes}

@@ -75,6 +75,8 @@ def search(
             best = min(best or near, near, key=lambda w: w.plan.cost_ns)
         if improver and not is_simple and not _reached(best, goal):
             improver.begin(best, bound)
+            bound = max(bound, improver.bound_ns)
+            goal = (1 + gap) * bound
             improver.run(goal, gap / 2, deadline, STEPS << n)
             best = improver.best
         if _reached(best, goal) or (fits and asked <= final):  # the relaxation has nothing more to say

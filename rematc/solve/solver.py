@@ -14,12 +14,13 @@ from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Written, expand, keep_all
-from rematc.solve.improve import Improver
+from rematc.solve.improve import Improver, Starts
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.order import best_order, reordered, restored
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
+from rematc.solve.reversal import reversal
 from rematc.solve.search import Found, search
 from rematc.solve.spans import tightest
 
@@ -115,33 +116,38 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
     merged, limit_s = merge(whole.core), options.for_ops(len(problem.graph.ops))
     end, search_end = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
 
-    def starts() -> list[Written]:
+    def starts() -> Starts:
         begun = time.monotonic()
-        if found := _starts(problem, merged):
+        found = _starts(problem, merged, options)
+        if found.plans:
             return found
-        found = [_tightest(problem, merged)]
+        lowest_one = _tightest(problem, merged)
         for deadline in (end, search_end):  # any plan is worth more than the time limit
             deadline.at += time.monotonic() - begun
-        return found
+        return Starts([lowest_one], found.bound_ns)
 
     improver = Improver(problem, starts)
     found = search(problem, merged, Refined(tightest(merged.core)), options.gap, search_end, improver)
-    goal = (1 + options.gap) * found.bound_ns
-    if found.best and found.best.plan.cost_ns <= goal:
+    if found.best and found.best.plan.cost_ns <= (1 + options.gap) * found.bound_ns:
         return _judge(found.best.plan, found.bound_ns, options.gap)
     improver.begin(found.best, found.bound_ns)
-    improver.run(goal, options.gap / 2, end)
-    plan = _judge(improver.best.plan, found.bound_ns, options.gap)
+    bound_ns = max(found.bound_ns, improver.bound_ns)
+    improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
+    plan = _judge(improver.best.plan, bound_ns, options.gap)
     return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
 
 
-def _starts(problem: Problem, merged: Merged) -> list[Written]:
+def _starts(problem: Problem, merged: Merged, options: SolveOptions) -> Starts:
     """The plans within the budget that need no MILP."""
     assert problem.budget_bytes is not None
+    plain, bound_ns = reversal(problem, merged, options.gap)
+    if plain and plain.plan.cost_ns <= (1 + options.gap) * bound_ns:
+        return Starts([plain], bound_ns)
     plans = chain_plans(problem, merged)
-    found = [drop(problem, merged), plans and plans.written(problem.budget_bytes)]
+    found = [plain, drop(problem, merged), plans and plans.written(problem.budget_bytes)]
     costs = [written.plan.cost_ns for written in found if written]
-    return [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
+    near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
+    return Starts(near, bound_ns)
 
 
 def _tightest(problem: Problem, merged: Merged) -> Written:
