@@ -12,6 +12,7 @@ from rematc.options import SolveOptions
 from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import solve
+from rematc.solve.deadline import Deadline
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.plain import Path, plain_path
 from rematc.solve.reduce import reduce
@@ -76,7 +77,7 @@ def test_no_plan_for_a_chain_costs_less_than_the_bound_and_most_are_found(even: 
             path = plain_path(core.core)
             if path is None:
                 continue
-            written, bound = reversal(limited, core, 0.0)
+            written, bound = reversal(limited, core, 0.0, Deadline.after(60))
             assert bound <= best.cost_ns
             if written is not None:
                 validate(limited, written.plan)

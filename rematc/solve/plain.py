@@ -8,10 +8,8 @@ from itertools import accumulate
 
 from rematc.solve.reduce import Core
 
-LONGEST = 256  # blocks
-SHARE = (
-    0.9  # of the time of all that may run again, and of its own bytes: with less that count it says little
-)
+LONGEST = 192  # blocks: a longer one takes long
+SHARE = 0.9  # of the time of all that may run again, and of its own bytes: with less it says little
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,8 @@ def plain_path(core: Core, share: float = SHARE) -> Path | None:
             continue
         total += unit.cost_ns
         first = max((b for b in unit.reads if b in most), key=most.__getitem__, default=None)
-        largest = max(
-            (b for b in unit.makes if b not in core.held), key=core.block_bytes.__getitem__, default=None
-        )
-        if largest is not None:
+        if made := [b for b in unit.makes if b not in core.held]:
+            largest = max(made, key=core.block_bytes.__getitem__)
             most[largest] = unit.cost_ns + (0 if first is None else most[first])
             before[largest] = first
     last = max(most, key=most.__getitem__, default=None)

@@ -15,7 +15,7 @@ different costs (Grimm, Pottier, Rostaing-Schmidt 1996) and with room that chang
 It is a lower bound for every graph that has such a chain in it. All else is taken to be at hand and to take
 nothing, and so is what recomputation itself needs. A plan that gives block p up before it is read can keep,
 in its place and for as long, one that comes later and is kept until it is read: that takes no more memory
-if sizes do not grow along the chain, so each counts as the least up to it. Units are rounded down.
+if sizes do not grow along the chain, so each counts as the least up to it, in units rounded down.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 
 from rematc.problem import Problem
 from rematc.solve.along import along, keeping_more
+from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Written, expand
 from rematc.solve.merge import Merged
 from rematc.solve.plain import Path, plain_path
@@ -50,7 +51,7 @@ class Made:
 class Reversal:
     """The table of F for a path within ``limit_bytes``: for a bound, or for a plan.
 
-    For a plan recomputation has to fit too, and units are rounded up.
+    For a plan recomputation has to fit too, and sizes are rounded to the nearest unit, not down.
     """
 
     def __init__(self, path: Path, limit_bytes: int, *, for_plan: bool) -> None:
@@ -75,9 +76,7 @@ class Reversal:
         for length in range(n + 1):
             for i in range(n + 1 - length):
                 self._fill(i, i + length)
-        self.forward = np.full(
-            (n + 1, self.levels), np.inf
-        )  # to go back from n to i, from the forward pass on
+        self.forward = np.full((n + 1, self.levels), np.inf)  # F(i, n, u), from the forward pass on
         for i in reversed(range(n + 1)):
             self.forward[i] = self._in_forward(i).min(axis=0)
 
@@ -121,8 +120,8 @@ class Reversal:
 
     def _until(self, k: int, j: int) -> int:
         """The last stage for which block k is kept, to go back over it from j."""
-        read_in = self.path.read_in
-        return max(read_in[k] if read_in[k] >= 0 else t for t in read_in[k : j + 1])
+        own, *later = self.path.read_in[k : j + 1]
+        return own if own >= 0 else max(later, default=-1)
 
     def _fill(self, i: int, j: int) -> None:
         self.table[i, j] = 0.0 if i == j else self._again(i, j).min(axis=0)
@@ -159,10 +158,11 @@ class Reversal:
         return rows
 
 
-def reversal(problem: Problem, merged: Merged, gap: float) -> tuple[Written | None, int]:
+def reversal(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> tuple[Written | None, int]:
     """The cheapest plan for a plain chain that was found, and a lower bound on every plan's cost.
 
-    None and 0 where the core has no such chain. With a plan within ``gap`` of the bound no more is tried.
+    None and 0 where the core has no such chain. No more is tried with a plan within ``gap`` of the bound, or
+    once ``deadline`` is over.
     """
     assert problem.budget_bytes is not None
     core, asked, best = merged.core, problem.budget_bytes, None
@@ -179,7 +179,7 @@ def reversal(problem: Problem, merged: Merged, gap: float) -> tuple[Written | No
         stops = table.stops(core)
         found = keeping_more(problem, merged, chain, stops, problem.budget_bytes)
         best = min(filter(None, (best, found)), key=lambda w: w.plan.cost_ns, default=None)
-        if best and best.plan.cost_ns <= (1 + gap) * bound:
+        if (best and best.plan.cost_ns <= (1 + gap) * bound) or deadline.left() <= 0:
             break
         whole = expand(problem, merged, along(core, chain, stops, others))
         asked -= max(1, whole.plan.peak_bytes - problem.budget_bytes)

@@ -118,7 +118,7 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
 
     def starts() -> Starts:
         begun = time.monotonic()
-        found = _starts(problem, merged, options)
+        found = _starts(problem, merged, options.gap, end)
         if found.plans:
             return found
         lowest_one = _tightest(problem, merged)
@@ -137,11 +137,11 @@ def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started
     return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
 
 
-def _starts(problem: Problem, merged: Merged, options: SolveOptions) -> Starts:
+def _starts(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Starts:
     """The plans within the budget that need no MILP."""
     assert problem.budget_bytes is not None
-    plain, bound_ns = reversal(problem, merged, options.gap)
-    if plain and plain.plan.cost_ns <= (1 + options.gap) * bound_ns:
+    plain, bound_ns = reversal(problem, merged, gap, deadline)
+    if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
     plans = chain_plans(problem, merged)
     found = [plain, drop(problem, merged), plans and plans.written(problem.budget_bytes)]
