@@ -38,7 +38,8 @@ OUTSIDE = (
 
 UNUSED = (
     "nothing was compiled by rematc.backend(budget=%r), so no budget was kept. Torch compiles the code of a "
-    "model, but not torch.nn's own modules where DDP, say, wraps them: there DDP(torch.compile(model))"
+    "model, but not torch.nn's own modules where DDP, say, wraps them: there DDP(torch.compile(model)); nor "
+    "code with an nn.RNN, nn.GRU or nn.LSTM in it, unless %s is set"
 )
 LEFT = (
     "%s of results of the last step are still there when the next one begins, and are planned for: less is "
@@ -57,7 +58,7 @@ class Steps:
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
-        self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget)
+        self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget, compat.RECURRENT)
         if options.budget is None:
             self.unused.detach()
         self.surveys = Surveys(self._count_outside)

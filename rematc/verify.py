@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rematc.backend import Backend, backend
 from rematc.errors import CaptureError, format_bytes
 from rematc.measure import measure
-from rematc.options import Budget, Options
+from rematc.options import Budget
 from rematc.plan import Plan
 from rematc.steps import Steps
 from rematc.trace import arguments, step_of
@@ -89,7 +89,7 @@ def verify(
     >>> found.fits, found.difference
     (True, 0.0)
     """
-    made = _Own(backend(budget, **settings).options)
+    made = _Own(backend(budget, **settings))
     args, kwargs = arguments(inputs)
     run, args = step_of(model, loss_fn, args)
     state = _State(model, run, args, kwargs)
@@ -129,8 +129,9 @@ def verify(
 class _Own(Backend):
     """Equal to no other: what was compiled before, for an equal backend, is no proof of anything."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options, Steps(options))
+    def __init__(self, asked: Backend) -> None:
+        asked.steps.unused.detach()  # this is the one to be used
+        super().__init__(asked.options, Steps(asked.options))
 
     def __eq__(self, other: object) -> bool:
         return self is other

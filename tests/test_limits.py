@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -84,3 +86,28 @@ def test_a_tensor_made_in_the_model_is_no_limit() -> None:
         torch.ones(2, 4)
     ).backward()
     assert line.weight.grad is not None and len(backend.plans) == 1
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRU(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.cell(x)[0])
+        return out
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_recurrent_net_is_compiled_where_torch_is_told_to(
+    allowed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "`torch._dynamo.config.allow_rnn = True`" in DOCS
+    with torch._dynamo.config.patch(allow_rnn=allowed), caplog.at_level(logging.WARNING, "rematc"):
+        backend = rematc.backend("1.5MB", inner="eager")
+        torch.compile(Recurrent(), backend=backend)(torch.ones(64, 8, 8)).square().mean().backward()
+        assert len(backend.plans) == allowed
+        del backend
+        torch._dynamo.reset()
+        gc.collect()
+    assert ("allow_rnn is set" in caplog.text) is not allowed

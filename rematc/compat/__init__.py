@@ -189,6 +189,7 @@ def inner_exception(error: BaseException) -> BaseException | None:
 
 
 VERSIONS = "torch._dynamo.config.recompile_limit"
+RECURRENT = "torch._dynamo.config.allow_rnn"
 
 
 def versions_left() -> int | None:
