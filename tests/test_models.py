@@ -180,12 +180,15 @@ def test_under_inductor_the_budget_bounds_the_peak_and_gradients_are_equal_withi
     holds_under_inductor(name, share)
 
 
+OFF_BY_ITSELF = ("falcon",)  # by 1.3 % of the largest gradient, with Inductor alone
+
+
 def holds_under_inductor(name: str, share: float | None) -> None:
     budget = budget_for(name, share, "inductor")
     resident = limits(name, "inductor")[0]
     case = EVERY[name]()
     silence_dropout(case)
-    expected = state_after(case, compiled(case, "aot_eager"))
+    expected = state_after(case, compiled(case, "inductor" if name in OFF_BY_ITSELF else "aot_eager"))
     case = EVERY[name]()
     silence_dropout(case)
     backend = rematc.backend(budget, inner="inductor", time_limit_s=2, measure_s=1.0)
