@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from rematc import compat
 from rematc.capture import CHECKPOINTED, IN_BACKWARD, must_run, pin_of
 from rematc.passes.snapshot import ancestors
+from rematc.storages import fake_mode_of
 
 REGION = "ac_graph_id"  # torch's meta key of the region under `torch.utils.checkpoint` that a node is of
 
@@ -58,7 +59,7 @@ class _Copier:
         self.graph, self.nodes = joint.graph, nodes
         self.copies: dict[fx.Node, fx.Node] = {}
         inputs = joint.graph.find_nodes(op="placeholder")
-        self.mode = compat.fake_mode_of([n.meta.get("val") for n in inputs])
+        self.mode = fake_mode_of([n.meta.get("val") for n in inputs])
 
     def redirect(self, reader: fx.Node) -> None:
         """``reader``, of the backward pass, reads copies from now on."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
+from rematc import compat
 from rematc.capture import Capture
-from rematc.compat import inductor as compat_inductor
 
 STEP = "rematc_step"  # meta key: the number of a node's step in the plan, and of the kernel that it is in
 
@@ -40,7 +40,7 @@ def replay(
         made = {v: local[n] for v in op.outputs if (n := captured.value_nodes[v]) in local}
         if captured.kernels and i not in captured.graph.views:
             for node in made.values():
-                compat_inductor.write_out(node)
+                compat.write_out(node)
         latest.update(made)
     returned = {captured.value_nodes[v]: latest[v] for v in results if v in latest}
     (output,) = old.find_nodes(op="output")

@@ -5,6 +5,7 @@ Each event has its address. Of a block that was allocated before the profiler ra
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -112,3 +113,11 @@ def backward_passes(begin: Callable[[str], None]) -> Iterator[None]:
         mock.patch.object(autograd, "grad", watched(autograd.grad)),
     ):
         yield
+
+
+def profiler_is_taken() -> bool:
+    """Is it active, or was a profile begun and not ended? In its warm-up it is not active yet."""
+    if compat.profiler_is_active():
+        return True
+    profiles = [o for o in gc.get_objects() if type(o) is torch.autograd.profiler.profile]
+    return any(p.entered and p.kineto_results is None for p in profiles)

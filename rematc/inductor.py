@@ -14,7 +14,6 @@ from torch import fx
 from rematc import compat
 from rematc.baselines import min_cut
 from rematc.capture import Capture
-from rematc.compat import inductor as compat_inductor
 from rematc.costs import Call, Prices
 from rematc.fuse import Kernel, fuse
 from rematc.passes import split
@@ -22,6 +21,7 @@ from rematc.passes.replay import STEP
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.rehearse import Rehearsal
+from rematc.storages import fake_mode_of
 from rematc.target import Target
 from rematc.versions import holds_tangents
 
@@ -36,9 +36,9 @@ def compile_as_planned(gm: fx.GraphModule, inputs: Any, partitioner: Any) -> Any
     def compiler(module: fx.GraphModule, *args: Any, **settings: Any) -> Any:
         planned = any(STEP in n.meta for n in module.graph.nodes)  # what has no backward pass is not
         with _as_planned(module) if planned else nullcontext():
-            return compat_inductor.compile_graph(module, *args, **settings)
+            return compat.compile_graph(module, *args, **settings)
 
-    return compat_inductor.inductor(gm, inputs, partitioner=partitioner, compiler=compiler)
+    return compat.inductor(gm, inputs, partitioner=partitioner, compiler=compiler)
 
 
 def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
@@ -47,7 +47,7 @@ def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
     What is in different kernels there is not fused: that would keep alive what the plan lets go of.
     """
     places = repr([n.meta.get(STEP) for n in module.graph.nodes])
-    return compat_inductor.scheduling(_place, hashlib.sha256(places.encode()).hexdigest())
+    return compat.scheduling(_place, hashlib.sha256(places.encode()).hexdigest())
 
 
 def _place(nodes: list[fx.Node]) -> tuple[int, int]:
@@ -70,12 +70,30 @@ def in_kernels(
     plan = min_cut(problem.with_budget(None))
     modules = split(joint, captured, plan, num_fwd_outputs)
     forward, backward = (
-        compat_inductor.lowered(module, _inputs(module), (), compat_inductor.kernels, is_backward=is_backward)
+        compat.lowered(module, _inputs(module), (), _kernels, is_backward=is_backward)
         for module, is_backward in zip(modules, (False, True), strict=True)
     )
     fused = fuse(captured, plan, *(tuple(Kernel(*k) for k in kernels) for kernels in (forward, backward)))
     costs = tuple(_cost(fused, i, prices) for i in range(len(fused.graph.ops)))
     return fused, replace(problem, graph=fused.graph, costs=costs)
+
+
+def _kernels(lowering: Any) -> tuple[tuple[tuple[str, ...], bool], ...]:
+    """For `lowered`: the FX nodes of each kernel, in order (if it is ready-made, its own), and is it that?"""
+
+    def ready_made(part: Any) -> bool:
+        return type(part).__name__ != "ComputedBuffer" and part.origin_node is not None
+
+    parts = [[n.node for n in k.get_nodes() if n.node is not None] for k in compat.scheduled(lowering)]
+    nodes = ([o.name for p in k for o in ([p.origin_node] if ready_made(p) else p.origins)] for k in parts)
+    return tuple(
+        (tuple(dict.fromkeys(n)), any(map(ready_made, k))) for n, k in zip(nodes, parts, strict=True)
+    )
+
+
+def _code_of(lowering: Any) -> str:
+    """The Python code that Inductor writes."""
+    return str(lowering.codegen()[0].value)
 
 
 def _cost(fused: Capture, op: int, prices: Prices) -> OpCost:
@@ -118,7 +136,7 @@ class PeakOfCode:
         """
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
         inputs = _inputs(forward)
-        with compat.fake_mode_of(inputs):
+        with fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.target.allocation_bytes)
             code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
@@ -138,7 +156,7 @@ class PeakOfCode:
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         with _as_planned(module) if self.planned else nullcontext():
-            return compat_inductor.lowered(module, inputs, donated, compat_inductor.code, **settings)
+            return compat.lowered(module, inputs, donated, _code_of, **settings)
 
     def _while_called(self, calls: list[tuple[int, Call]]) -> int:
         """The most that is alive in a call of a ready-made kernel, its workspace included."""

@@ -14,8 +14,17 @@ import torch
 from torch.profiler import profile
 
 from rematc import compat
-from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
-from rematc.compat.profiler import before_profiles, profiler_is_taken
+from rematc.allocations import (
+    FORWARD,
+    Span,
+    backward_passes,
+    mark,
+    memory_profile,
+    profiler_is_taken,
+    spans,
+    timeline,
+)
+from rematc.compat import before_profiles
 from rematc.storages import tensors
 from rematc.survey import Survey
 

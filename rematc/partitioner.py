@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import fx
 
+from rematc import compat
 from rematc.backend import Partitioned, partition
-from rematc.compat import inductor as compat_inductor
 from rematc.compiled import ALONE, Given
 from rematc.options import Budget, Options, SolveOptions
 from rematc.plan import Plan
 
-_Base: Any = compat_inductor.partitioner_base()
+_Base: Any = compat.partitioner_base()
 
 
 class Partitioner(_Base):

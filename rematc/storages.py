@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -62,3 +63,9 @@ class Followed:
         """Of those that are still there, and not among ``others``."""
         known = self._known.items()
         return sum(size for key, (ref, size) in known if key not in others and not ref.expired())
+
+
+def fake_mode_of(tensors: Iterable[Any]) -> AbstractContextManager[Any]:
+    """The mode that made the first fake tensor among ``tensors``, or one in which tensors have no memory."""
+    modes = (getattr(t, "fake_mode", None) for t in tensors)
+    return next((m for m in modes if m is not None), None) or compat.fake_tensors()

@@ -16,7 +16,6 @@ from torch import fx, nn
 from rematc import compat
 from rematc.backend import partition
 from rematc.capture import Capture
-from rematc.compat import inductor as compat_inductor
 from rematc.errors import CaptureError
 from rematc.options import Options
 from rematc.plan import Plan
@@ -175,7 +174,7 @@ def trace_joint(gm: fx.GraphModule, inputs: Any, *, inductor_ops: bool, partitio
     if not inductor_ops:
         compat.aot_eager(gm, inputs, partition_fn=partition_fn, compiler=_stop)
         return
-    base: Any = compat_inductor.partitioner_base()
+    base: Any = compat.partitioner_base()
 
     class Partitioner(base):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +183,7 @@ def trace_joint(gm: fx.GraphModule, inputs: Any, *, inductor_ops: bool, partitio
         def uuid(self) -> str:
             return "rematc-trace"
 
-    compat_inductor.inductor(gm, inputs, partitioner=Partitioner(), compiler=_stop)
+    compat.inductor(gm, inputs, partitioner=Partitioner(), compiler=_stop)
 
 
 def _stop(*_: Any, **__: Any) -> Any:

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from rematc.allocations import spans
-from rematc.compat.profiler import profiler_is_taken
+from rematc.allocations import profiler_is_taken, spans
 from rematc.measure import Measurement, measure, measure_each
 
 

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 import rematc
 from rematc import compat, meters
-from rematc.compat.profiler import profiler_is_active
+from rematc.compat import profiler_is_active
 from rematc.measure import measure
 from rematc.meters import CpuMeter, give_way, survey_of
 from tests.blocks import batch

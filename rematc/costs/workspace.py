@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from rematc import compat
-from rematc.compat.profiler import profiler_is_taken
+from rematc.allocations import profiler_is_taken
 from rematc.costs.call import Call
 from rematc.costs.made_up import check_room, made_up, may_run
 from rematc.measure import measure_each

@@ -1,19 +1,21 @@
 """Every private torch name that rematc uses, as it is in the torch versions of `rematc.versions`.
 
-Nothing else in rematc or rematc.passes reaches below torch's public surface: a name that moves in a new torch
-is mended in this package. Here is what traces and runs graphs; `inductor` and `profiler` have a file each.
+No other file reaches below torch's public surface. Nothing of Inductor is loaded before it is asked for.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
 from torch import fx
+
+T = TypeVar("T")
 
 
 def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: Any) -> Callable[..., Any]:
@@ -33,10 +35,7 @@ def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: A
 def extract_modules(
     joint: fx.GraphModule, saved: list[fx.Node], saved_syms: list[fx.Node], num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward modules in AOTAutograd's calling convention, ``saved`` between them.
-
-    A saved value that no backward op reads is dropped.
-    """
+    """Forward and backward modules in AOTAutograd's calling convention; what of ``saved`` is read between."""
     from torch._functorch.partitioners import _extract_fwd_bwd_modules
     from torch.utils._ordered_set import OrderedSet
 
@@ -112,12 +111,6 @@ def without_memory() -> Iterator[None]:
         yield
 
 
-def fake_mode_of(tensors: Iterable[Any]) -> AbstractContextManager[Any]:
-    """The mode that made the first fake tensor among ``tensors``, or one in which tensors have no memory."""
-    modes = (getattr(t, "fake_mode", None) for t in tensors)
-    return next((m for m in modes if m is not None), None) or fake_tensors()
-
-
 def is_in_backward() -> bool:
     """Does autograd run a backward pass right now, in this thread?"""
     return bool(torch._C._current_graph_task_id() != -1)
@@ -165,12 +158,8 @@ def watched(on_call: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -
 def quiet_fake_tensors() -> Iterator[None]:
     """Keep torch from logging a traceback for an op that fails in the trace: the error says it too."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
+    with mock.patch.object(logger, "disabled", True):
         yield
-    finally:
-        logger.setLevel(before)
 
 
 def rank_store() -> Any:
@@ -193,13 +182,137 @@ RECURRENT = "torch._dynamo.config.allow_rnn"
 
 
 def versions_left() -> int | None:
-    """Of the function that is compiled right now: so many more are compiled before it is run eagerly.
-
-    None outside of Dynamo. The limit is a setting, `VERSIONS`.
-    """
+    """Of the function that is compiled now, before it is run eagerly (`VERSIONS`); None outside of Dynamo."""
     from torch._guards import CompileContext
 
     compiled = CompileContext.current_compile_id()
     if compiled is None or compiled.frame_compile_id is None:
         return None
     return int(torch._dynamo.config.recompile_limit - compiled.frame_compile_id - 1)
+
+
+def inductor(gm: fx.GraphModule, inputs: Any, *, partitioner: Any, compiler: Any) -> Callable[..., Any]:
+    """Inductor with ``partitioner`` as its custom partitioner, and ``compiler`` in place of `compile_graph`.
+
+    AOTAutograd's own cache is passed over: on a hit no partitioner runs, and no plan would be shown.
+    """
+    import torch._functorch.config as functorch_config
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = {"custom_partitioner_fn": partitioner}
+    with functorch_config.patch(enable_autograd_cache=False):
+        compiled: Any = compile_fx(gm, inputs, inner_compile=compiler, config_patches=patches)
+    return compiled  # type: ignore[no-any-return]
+
+
+def partitioner_base() -> type:
+    """The class that Inductor wants a custom partitioner to derive from."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    return CustomPartitionerFn
+
+
+def compile_graph(module: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+    """What Inductor compiles one graph with."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(module, inputs, **settings)
+
+
+def write_out(node: fx.Node) -> None:
+    """Have Inductor write the value of an FX node, not compute it anew in each kernel that reads it."""
+    node.meta["inductor_realize_to_strides"] = True
+
+
+@contextmanager
+def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> Iterator[None]:
+    """Have Inductor run kernels in order of their places, and fuse where the second numbers are equal.
+
+    ``place`` gets the FX nodes that a kernel computes something of. Nothing is moved, nor is a buffer kept
+    for a later one of its size. ``name`` tells the orders of equal code apart, for Inductor's cache.
+    """
+    from torch._inductor import config, custom_graph_pass
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.virtualized import V
+
+    def place_of(kernel: Any) -> tuple[int, int]:
+        return place([o for n in kernel.get_nodes() if n.node is not None for o in n.node.origins])
+
+    class Choices(InductorChoices):
+        @staticmethod
+        def can_fuse(scheduler: Any, a: Any, b: Any, score: Any) -> bool:
+            return place_of(a)[1] == place_of(b)[1] and InductorChoices.can_fuse(scheduler, a, b, score)
+
+    class InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]  # 2.12 on
+        def __call__(self, kernels: list[Any]) -> list[Any]:
+            ordered = sorted(kernels, key=place_of)
+            return list(kernels[0].scheduler.topological_sort_schedule(ordered)) if kernels else kernels
+
+        def uuid(self) -> str:
+            return f"rematc-{name}"
+
+        def __reduce__(self) -> tuple[Any, ...]:  # Inductor pickles its settings to name what it caches
+            return (str, (self.uuid(),))
+
+    patches = {"_post_fusion_custom_pass": InOrder(), "reorder_for_peak_memory": False}
+    with config.patch({**patches, "allow_buffer_reuse": False}), V.set_choices_handler(Choices()):
+        yield
+
+
+def lowered(
+    module: fx.GraphModule, inputs: Any, donated: Any, read: Callable[[Any], T], **settings: Any
+) -> T:
+    """What ``read`` makes of Inductor's lowering of a copy of ``module``; nothing is compiled or run.
+
+    ``inputs`` are fake tensors; Inductor may write into the memory of those at the positions ``donated``.
+    """
+    from torch._inductor import config, graph
+
+    found: list[T] = []
+
+    class Stop(BaseException):
+        pass
+
+    def stop(lowering: Any) -> None:  # between the code and its compiler
+        found.append(read(lowering))
+        raise Stop
+
+    twin = fx.GraphModule(module, copy.deepcopy(module.graph))  # not its constants, which are no fake tensors
+    twin.meta = dict(module.meta)
+    (output,) = twin.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = []
+    known = mock.patch.object(graph, "get_donated_idxs", return_value=list(donated))
+    stopped = mock.patch.object(graph.GraphLowering, "compile_to_module", stop)
+    with suppress(Stop), config.patch(fx_graph_cache=False), known, stopped:
+        compile_graph(twin, list(inputs), static_input_idxs=[], **settings)
+    return found[0]
+
+
+def scheduled(lowering: Any) -> list[Any]:
+    """For `lowered`: Inductor's kernels, in order."""
+    lowering.init_wrapper_code()
+    lowering._update_scheduler()
+    return list(lowering.scheduler.nodes)
+
+
+def profiler_is_active() -> bool:
+    """Does a torch profiler run in this thread? There can't be a second one."""
+    return bool(torch.autograd._profiler_enabled())
+
+
+@contextmanager
+def before_profiles(call: Callable[[], object]) -> Iterator[None]:
+    """Inside, ``call`` is called before anybody starts a profile."""
+
+    def first(then: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            call()
+            return then(*args, **kwargs)
+
+        return called
+
+    module = torch.autograd.profiler
+    with ExitStack() as stack:
+        for name in ("_prepare_profiler", "_enable_profiler"):
+            stack.enter_context(mock.patch.object(module, name, first(getattr(module, name))))
+        yield
