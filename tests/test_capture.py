@@ -3,70 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from rematc import compat
-from rematc.capture import Capture, capture
+from rematc.capture import capture
 from rematc.errors import CaptureError
-from rematc.graph import Graph, Op
 from rematc.passes import canonicalize
-from rematc.trace import trace_joint
 from rematc.versions import holds_tangents
+from tests.joints import graph_of, joint_of, needs_grad, op, read, storages
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
-
-
-class _StopError(Exception):
-    pass
-
-
-def joint_of(fn: Callable[..., Any], *args: Any, inductor_ops: bool = False) -> tuple[fx.GraphModule, int]:
-    """The joint graph of ``fn(*args)``, and how many of its outputs are forward's."""
-    torch._dynamo.reset()
-    found: list[tuple[fx.GraphModule, int]] = []
-
-    def keep(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
-        found.append((joint, num_fwd_outputs))
-        raise _StopError
-
-    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
-        if inductor_ops:
-            return trace_joint(gm, inputs, inductor_ops=True, partition_fn=keep)
-        return compat.aot_eager(gm, inputs, partition_fn=keep, compiler=lambda g, _: g)
-
-    with pytest.raises(Exception, match="_StopError"):
-        torch.compile(fn, backend=backend)(*args)
-    return found[0]
-
-
-def read(fn: Callable[..., Any], *args: Any, allocation_bytes: int = 1) -> Capture:
-    joint, outputs = joint_of(fn, *args)
-    return capture(canonicalize(joint, outputs), outputs, allocation_bytes)
-
-
-def graph_of(fn: Callable[..., Any], *args: Any) -> Graph:
-    return read(fn, *args).graph
-
-
-def op(graph: Graph, name: str) -> Op:
-    """The first op whose target has ``name`` in it."""
-    return next(o for o in graph.ops if name in o.target)
-
-
-def storages(graph: Graph, values: tuple[int, ...]) -> list[int]:
-    return [graph.values[v].storage for v in values]
-
-
-def needs_grad(*shape: int) -> Tensor:
-    torch.manual_seed(0)
-    return torch.randn(*shape, requires_grad=True)
 
 
 VIEWS: dict[str, Callable[[Tensor], Any]] = {
@@ -117,90 +67,6 @@ def test_an_output_returned_twice_counts_once() -> None:
         return y, y
 
     assert len(graph_of(twice, needs_grad(4)).outputs) == 1
-
-
-# Pins
-
-
-def test_dropout_is_random_and_must_run() -> None:
-    graph = graph_of(lambda x: F.dropout(x.exp(), 0.5).sum(), needs_grad(8))
-    (dropout,) = [o for o in graph.ops if o.pin]
-    assert dropout.target == "aten.native_dropout.default"
-    assert (dropout.phase, dropout.pin, dropout.needed) == ("forward", "random", "random")
-
-
-def attention(dropout_p: float) -> Graph:
-    q = needs_grad(1, 2, 8, 4)
-    return graph_of(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=dropout_p).sum(), q)
-
-
-def test_attention_is_random_only_with_dropout() -> None:
-    assert [o.pin for o in attention(0.0).ops if o.pin] == []
-    assert [o.pin for o in attention(0.1).ops if o.pin] == ["random"]
-
-
-def test_a_custom_op_may_have_effects() -> None:
-    @torch.library.custom_op("rematc_tests::double", mutates_args=())
-    def double(x: Tensor) -> Tensor:
-        return x * 2
-
-    double.register_fake(torch.empty_like)
-    double.register_autograd(lambda ctx, grad: grad * 2)
-    graph = graph_of(lambda x: double(x).sin().sum(), needs_grad(8))
-    pinned = op(graph, "double")
-    assert pinned.pin == "effect: custom op of 'rematc_tests', which may do more than its result shows"
-    assert pinned.needed == pinned.pin
-
-
-def norm() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)).train()
-
-
-def test_batchnorm_writes_its_buffers_in_the_forward_pass() -> None:
-    """Its three buffers, in their own storages, which are there before the step and after it."""
-    graph = graph_of(norm(), torch.randn(2, 2, 4, 4))
-    copies = [o for o in graph.ops if "copy_" in o.target]
-    assert [(o.phase, o.pin, o.needed) for o in copies] == [("forward", "mutates", "mutates")] * 3
-    written = {s for o in copies for s in storages(graph, o.outputs)}
-    assert len(written) == 3
-    assert written <= graph.resident
-
-
-def test_no_forward_op_reads_a_tangent_and_effects_of_forward_stay_there() -> None:
-    graph = graph_of(lambda x: F.dropout(norm()(x), 0.3).exp().sum(), needs_grad(2, 2, 4, 4))
-    assert all(o.phase == "forward" for o in graph.ops if o.needed)
-    reads = {v for o in graph.ops if o.phase == "forward" for v in o.inputs}
-    assert not reads & set(graph.tangents)
-
-
-def products_saved(x: Tensor) -> Tensor:
-    """A region whose policy saves the matrix product."""
-
-    def policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-        is_product = op is torch.ops.aten.mm.default
-        return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
-
-    contexts = partial(create_selective_checkpoint_contexts, policy)
-    found: Tensor = checkpoint(
-        lambda y: (y @ y.t()).sin().exp(), x, use_reentrant=False, context_fn=contexts
-    ).sum()
-    return found
-
-
-def test_what_a_checkpoint_policy_must_save_is_pinned_and_nothing_else_of_its_region() -> None:
-    graph = graph_of(products_saved, needs_grad(4, 4))
-    pins = {o.target.split(".")[1]: o.pin for o in graph.ops if o.phase == "forward"}
-    assert pins["mm"] is not None and pins["mm"].startswith("saved: a checkpoint policy")
-    assert pins["sin"] is pins["exp"] is None
-    assert all(o.needed is None for o in graph.ops)
-
-
-def test_every_pin_is_a_word_or_a_sentence() -> None:
-    fns = [norm(), lambda x: F.dropout(x, 0.5).sum()]
-    ops = [o for fn in fns for o in graph_of(fn, needs_grad(2, 2, 4, 4)).ops]
-    reasons = {r for o in ops for r in (o.pin, o.needed) if r is not None}
-    assert all(r.split(":")[0] in ("random", "mutates", "collective", "effect") for r in reasons)
-    assert {"random", "mutates"} <= reasons
 
 
 # Tangents

@@ -14,7 +14,7 @@ from rematc.costs import Prices, Rates, rates_of_card
 from rematc.errors import OptionError
 from rematc.explain import main
 from rematc.options import Options
-from tests.test_capture import joint_of
+from tests.joints import joint_of
 from tests.test_costs import leaf, ops_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")

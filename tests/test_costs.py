@@ -21,7 +21,7 @@ from rematc.costs.roofline import flops, is_free, kernel_ns, runtime_ns
 from rematc.measure import measure
 from rematc.problem import OpCost
 from tests.damaged import read_damaged, saying
-from tests.test_capture import read
+from tests.joints import read
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -19,7 +19,7 @@ from rematc.passes import canonicalize, split
 from rematc.passes.replay import STEP
 from rematc.plan import Plan
 from rematc.simulate import simulate
-from tests.test_capture import joint_of
+from tests.joints import joint_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -17,7 +17,7 @@ from rematc.costs.workspace import workspaces
 from rematc.options import Options
 from rematc.pose import pose
 from tests.damaged import read_damaged, saying
-from tests.test_capture import joint_of
+from tests.joints import joint_of
 from tests.test_costs import RATES, leaf, ops_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
