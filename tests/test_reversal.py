@@ -14,7 +14,7 @@ from rematc.simulate import validate
 from rematc.solve import solve
 from rematc.solve.deadline import Deadline
 from rematc.solve.merge import merge, unmerged
-from rematc.solve.plain import Path, plain_path
+from rematc.solve.plain import PlainChain, plain_chain
 from rematc.solve.reduce import reduce
 from rematc.solve.reversal import Reversal, reversal
 from tests import oracle
@@ -40,11 +40,11 @@ def random_chain(rng: random.Random, n: int, *, even: bool) -> Problem:
     return b.problem(loss, [grad, *left])
 
 
-def even_path(n: int) -> Path:
+def even_chain(n: int) -> PlainChain:
     """One byte and one nanosecond a block."""
     ones, zeros = (0, *[1] * n), (0,) * (n + 1)
     stages = (-1, *reversed(range(n)))
-    return Path(tuple(range(n)), ones, ones, zeros, stages, stages, zeros, zeros)
+    return PlainChain(tuple(range(n)), ones, ones, zeros, stages, stages, zeros, zeros)
 
 
 @pytest.mark.parametrize("slots", range(1, 7))
@@ -55,11 +55,11 @@ def test_even_steps_cost_what_revolve_s_closed_form_says(slots: int) -> None:
         r = next(r for r in range(n + 1) if comb(slots + r, slots) >= steps)
         expected = r * steps - (comb(slots + r, r - 1) if r else 0) - n
         for for_plan in (False, True):
-            assert Reversal(even_path(n), slots, for_plan=for_plan).least_ns == expected
+            assert Reversal(even_chain(n), slots, for_plan=for_plan).least_ns == expected
 
 
 def test_nothing_fits_where_what_is_read_does_not() -> None:
-    assert Reversal(even_path(3), 0, for_plan=False).least_ns is None
+    assert Reversal(even_chain(3), 0, for_plan=False).least_ns is None
 
 
 @pytest.mark.parametrize("even", [True, False])
@@ -74,7 +74,7 @@ def test_no_plan_for_a_chain_costs_less_than_the_bound_and_most_are_found(even: 
             best = oracle.search(limited)
             assert best is not None
             core = unmerged(reduce(limited))
-            path = plain_path(core.core)
+            path = plain_chain(core.core)
             if path is None:
                 continue
             written, bound = reversal(limited, core, 0.0, Deadline.after(60))
@@ -96,7 +96,7 @@ def test_the_bound_of_a_chain_holds_for_all_of_the_graph(seeds: range) -> None:
         problem = random_problem(seed)
         for budget in budgets(problem):
             limited = problem.with_budget(budget)
-            path = plain_path(merge(reduce(limited)).core, share=0.0)
+            path = plain_chain(merge(reduce(limited)).core, share=0.0)
             best = oracle.search(limited)
             if path is not None and best is not None:
                 bound = Reversal(path, budget, for_plan=False).least_ns

@@ -13,7 +13,7 @@ SHARE = 0.9  # of the time of all that may run again, and of its own bytes: with
 
 
 @dataclass(frozen=True)
-class Path:
+class PlainChain:
     """A chain in a core: ``blocks[k - 1]`` is block k, of ``size[k]`` bytes, made in ``cost_ns[k]``.
 
     It is read in stage ``read_in[k]`` (-1: in none), where ``beside_bytes[k]`` are there but for what is
@@ -30,14 +30,14 @@ class Path:
     beside_bytes: tuple[int, ...]
     before_bytes: tuple[int, ...]
 
-    def never_growing(self) -> Path:
+    def never_growing(self) -> PlainChain:
         """The same with each size the least up to it, and the rest of a block beside where it is read."""
         least = (0, *accumulate(self.size[1:], min))
         rest = (b + s - m for b, s, m in zip(self.beside_bytes, self.size, least, strict=True))
         return replace(self, size=least, beside_bytes=tuple(rest))
 
 
-def plain_path(core: Core, share: float = SHARE) -> Path | None:
+def plain_chain(core: Core, share: float = SHARE) -> PlainChain | None:
     """The chain of blocks that takes longest to run, if that is ``share`` of all that may run again.
 
     And if as much of its bytes is left where no block counts more than those before it.
@@ -63,7 +63,7 @@ def plain_path(core: Core, share: float = SHARE) -> Path | None:
     return path if path and sum(path.never_growing().size) >= share * sum(path.size) else None
 
 
-def _path(core: Core, blocks: tuple[int, ...]) -> Path | None:
+def _path(core: Core, blocks: tuple[int, ...]) -> PlainChain | None:
     size, units = core.block_bytes, [core.units[core.maker[b]] for b in blocks]
     made = [sum(size[b] for b in unit.makes) + unit.workspace_bytes for unit in units]
     reads: dict[int, list[int]] = {b: [] for b in blocks}
@@ -88,7 +88,7 @@ def _path(core: Core, blocks: tuple[int, ...]) -> Path | None:
     if max(read_in) < 0:
         return None
     costs, sizes = (0, *(u.cost_ns for u in units)), (0, *(size[b] for b in blocks))
-    return Path(blocks, costs, sizes, (0, *made), *map(tuple, (read_in, run_in, beside, before)))
+    return PlainChain(blocks, costs, sizes, (0, *made), *map(tuple, (read_in, run_in, beside, before)))
 
 
 def _run_in(core: Core, first: int, last: int, needs: Callable[[int], int]) -> int:

@@ -30,7 +30,7 @@ from rematc.solve.along import along, keeping_more
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Written, expand
 from rematc.solve.merge import Merged
-from rematc.solve.plain import Path, plain_path
+from rematc.solve.plain import PlainChain, plain_chain
 from rematc.solve.reach import Stop
 from rematc.solve.reduce import Core
 
@@ -39,7 +39,7 @@ TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Advance:
     """In stage ``stage`` (-1: forward) blocks ``first`` to ``last`` are made, and the last is kept."""
 
     first: int
@@ -54,7 +54,7 @@ class Reversal:
     For a plan recomputation has to fit too, and sizes are rounded to the nearest unit, not down.
     """
 
-    def __init__(self, path: Path, limit_bytes: int, *, for_plan: bool) -> None:
+    def __init__(self, path: PlainChain, limit_bytes: int, *, for_plan: bool) -> None:
         self.path = path if for_plan else path.never_growing()
         self.limit_bytes, self.for_plan, n = limit_bytes, for_plan, len(path.blocks)
         read = [k for k in range(1, n + 1) if path.read_in[k] >= 0]
@@ -97,13 +97,13 @@ class Reversal:
                 runs[made.stage] += [core.maker[b] for b in self.path.blocks[made.first - 1 : made.last]]
         return {t: Stop(tuple(sorted(there[t])), tuple(runs[t])) for t in range(len(core.stages))}
 
-    def _decisions(self) -> Iterator[Made]:
+    def _decisions(self) -> Iterator[Advance]:
         """What is kept in the forward pass, and then what is run and kept as it goes back."""
         n = len(self.path.blocks)
         i, used, stack = 0, 0, list[tuple[int, int, int]]()
         while (choice := int(self._in_forward(i)[:, used].argmin())) > 0:
             k = i + choice
-            yield Made(k, k, -1, self._until(k, n))
+            yield Advance(k, k, -1, self._until(k, n))
             stack.append((i, k - 1, used))
             i, used = k, used + self.size[k]
         stack.append((i, n, used))
@@ -115,7 +115,7 @@ class Reversal:
             if k == i:
                 stack.append((i, j - 1, used))
                 continue
-            yield Made(i + 1, k, self.path.run_in[j], self._until(k, j))
+            yield Advance(i + 1, k, self.path.run_in[j], self._until(k, j))
             stack += [(i, k - 1, used), (k, j, used + self.size[k])]
 
     def _until(self, k: int, j: int) -> int:
@@ -166,7 +166,7 @@ def reversal(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -
     """
     assert problem.budget_bytes is not None
     core, asked, best = merged.core, problem.budget_bytes, None
-    path = plain_path(core)
+    path = plain_chain(core)
     bound = Reversal(path, asked, for_plan=False).least_ns if path else None
     if path is None or bound is None:
         return None, 0
