@@ -48,23 +48,45 @@ def test_a_graph_without_a_backward_pass_is_no_chain() -> None:
 
 def test_layers_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
-    thinned = choices._thinned
+    ways = choices._Part.ways
 
-    def look(part: choices._Part) -> list[frozenset[int]]:
+    def look(part: choices._Part) -> list[choices.Way]:
         looked_at.append(part)
-        return thinned(part)
+        return ways(part)
 
-    monkeypatch.setattr(choices, "_thinned", look)
-    _, found = cut(corpus.load("llama_8"))
-    assert len(choices_of(found)) == len(found.segments) > 2 * len(looked_at)
+    monkeypatch.setattr(choices._Part, "ways", look)
+    merged, found = cut(corpus.load("llama_8"))
+    assert len(choices_of(merged, found)) == len(found.segments) > 2 * len(looked_at)
 
 
-def test_a_choice_that_keeps_more_makes_less_again() -> None:
-    _, found = cut(corpus.load("llama8"))
-    for of_segment in choices_of(found):
-        for stays in (False, True):
-            again = [c.again_ns for c in of_segment if c.stays is stays]
-            assert again == sorted(again)
+@pytest.mark.parametrize("name", ["llama8", "resnet50"])
+def test_every_choice_makes_what_its_stages_read(name: str) -> None:
+    merged, found = cut(corpus.load(name))
+    core = found.core
+    for segment, of_segment in zip(found.segments, choices_of(merged, found), strict=True):
+        own = {b for u in segment.units for b in core.units[u].makes} - found.always - core.held
+        assert not of_segment[-1].kept
+        for choice in of_segment:
+            there = set(choice.kept)
+            for t, units in zip(segment.stages, choice.runs, strict=True):
+                for u in units:
+                    assert own.intersection(core.units[u].reads) <= there
+                    there.update(core.units[u].makes)
+                assert own.intersection(core.stages[t].reads) <= there
+
+
+def test_where_all_sets_are_tried_no_plain_way_is_cheaper_for_what_it_keeps_and_needs() -> None:
+    merged, found = cut(corpus.load("resnet50"))
+    for s, segment in enumerate(found.segments[:-1]):
+        part = choices._Part(merged, found, segment, found.segments[s + 1].enters)
+        if len(part.own) <= choices.MOST:
+            of_segment = [part.choice(way) for way in part.ways()]
+            plain = [part.choice((kept, part.again(kept, True))) for kept in choices._thinned(part)]
+            for c in plain[:1] + plain[-1:]:
+                assert any(
+                    o.again_ns <= c.again_ns and o.kept_bytes <= c.kept_bytes and o.peak_bytes <= c.peak_bytes
+                    for o in of_segment
+                )
 
 
 @pytest.mark.parametrize("budget", [4, 5, 6, 7])

@@ -45,7 +45,7 @@ class ChainPlans:
     def __init__(self, problem: Problem, merged: Merged, chain: Chain) -> None:
         assert problem.budget_bytes is not None
         self.problem, self.merged, self.chain = problem, merged, chain
-        self.choices = choices_of(chain)
+        self.choices = choices_of(merged, chain)
         core, n = chain.core, len(chain.segments)
         self.first = [s.stages[0] if s.stages else s.stages.start for s in chain.segments]
         base = [core.stages[min(t, len(core.stages) - 1)].before_bytes for t in self.first]
@@ -129,7 +129,6 @@ class ChainPlans:
     def _draft(self, level: int) -> Draft:
         core = self.chain.core
         decisions = list(self._decisions(level))
-        lean = {d.segment for d in decisions if d.choice and not d.choice.stays}
         there: list[set[int]] = [set() for _ in core.stages]
         made: list[set[int]] = [set() for _ in core.stages]
         for d in decisions:
@@ -137,29 +136,14 @@ class ChainPlans:
                 made[d.at].update(self._kept(d))
             for t in range(d.at + 1, self._end(d.segment) + 1):
                 there[t].update(self._kept(d))
-        segments = reversed(range(len(self.chain.segments)))
-        runs = tuple(run for s in segments for run in self._runs(s, s in lean, there, made))
+        runs: list[tuple[int, ...]] = [()] * len(core.stages)
+        for d in decisions:
+            if d.choice:
+                for t, units in zip(self.chain.segments[d.segment].stages, d.choice.runs, strict=True):
+                    first = missing(core, sorted(made[t]), core.held | self.chain.always | there[t])
+                    runs[t] = (*first, *(u for u in units if u not in first))
         saved = {b for d in decisions if d.at < 0 for b in self._kept(d)} | self.chain.always
-        return Draft(frozenset(saved) - core.held, runs)
-
-    def _runs(
-        self, s: int, lean: bool, there: list[set[int]], made: list[set[int]]
-    ) -> Iterator[tuple[int, ...]]:
-        """What each stage of segment ``s`` makes again: what it reads, and what is kept from then on.
-
-        Unless ``lean``, what was made for one stage stays for the others that read it.
-        """
-        core, segment = self.chain.core, self.chain.segments[s]
-        own = {b for u in segment.units for b in core.units[u].makes}
-        last = {b: t for t in segment.stages for b in core.stages[t].reads if b in own}
-        fixed = core.held | self.chain.always
-        lingering: set[int] = set()
-        for t in segment.stages:
-            needed = [*core.stages[t].reads, *sorted(made[t])]
-            units = missing(core, needed, fixed | there[t] | lingering)
-            yield tuple(units)
-            if not lean:
-                lingering |= {b for u in units for b in core.units[u].makes if last.get(b, -1) > t}
+        return Draft(frozenset(saved) - core.held, tuple(runs))
 
     def _decisions(self, level: int) -> Iterator[Decision]:
         """Those that cost least at ``level``."""

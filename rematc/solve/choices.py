@@ -1,25 +1,33 @@
 """What each segment of a chain may keep for its part of the backward pass, and what that takes.
 
 A `Choice` keeps some of the blocks that the segment's stages read; the rest is made again from the block
-that enters it, each at its first use, to stay to its last, or for each use anew, which takes less memory.
-Segments that look alike (the layers of a transformer) have the same choices: those are found once.
+that enters it. Where the segment has few blocks, `Ways` says how that is cheapest within a limit, for some
+limits. Else each block is made at its first use, to stay to its last, or for each use anew, which takes less
+memory. Segments that look alike (the layers of a transformer) have the same choices: those are found once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from rematc.solve.decode import missing
+from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
 from rematc.solve.segments import Chain, Segment
+from rematc.solve.within import MOST, Point, Run, Runs, Ways
 
-MOST = 6  # choices of a segment
+CORNERS = 6  # of the sets that are worth keeping
+LIMITS = 6
+
+Way = tuple[frozenset[int], Runs]  # the blocks kept, and the units that run in each stage
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The blocks ``kept``, whether what is made again ``stays`` from use to use, and what follows.
+    """The blocks ``kept``, the units that each stage ``runs`` again, and what follows.
 
     ``make_ns``: to run the segment from what enters it, up to what leaves it and what is kept;
     ``make_bytes`` are alive then at the most. ``again_ns``: what the stages make again. ``peak_bytes`` are
@@ -27,7 +35,7 @@ class Choice:
     """
 
     kept: frozenset[int]
-    stays: bool
+    runs: Runs
     kept_bytes: int
     make_ns: int
     make_bytes: int
@@ -35,34 +43,43 @@ class Choice:
     peak_bytes: int
 
 
-def choices_of(chain: Chain) -> list[list[Choice]]:
+def choices_of(merged: Merged, chain: Chain) -> list[list[Choice]]:
     """For each segment its choices; the last keeps nothing."""
-    known: dict[object, list[frozenset[int]]] = {}
+    known: dict[object, list[Way]] = {}
     found = []
     for s, segment in enumerate(chain.segments):
         leaves = chain.segments[s + 1].enters if s + 1 < len(chain.segments) else None
-        part = _Part(chain, segment, leaves)
+        part = _Part(merged, chain, segment, leaves)
         alike, number = part.shape()
         if alike not in known:
-            known[alike] = [frozenset(number[b] for b in kept) for kept in _thinned(part)]
+            known[alike] = [
+                (frozenset(number[b] for b in kept), _placed(runs, segment.units.index))
+                for kept, runs in part.ways()
+            ]
         block = {n: b for b, n in number.items()}
-        sets = [frozenset(block[n] for n in kept) for kept in known[alike]]
-        found.append([part.choice(kept, stays) for stays in (False, True) for kept in sets])
+        ways = (
+            (frozenset(block[n] for n in kept), _placed(runs, segment.units.__getitem__))
+            for kept, runs in known[alike]
+        )
+        found.append([part.choice(way) for way in ways])
     return found
+
+
+def _placed(runs: Runs, place: Callable[[int], int]) -> Runs:
+    return tuple(tuple(map(place, units)) for units in runs)
 
 
 def _thinned(part: _Part) -> list[frozenset[int]]:
     """All blocks that the stages read, then fewer: next goes the one that is cheapest for its bytes."""
     size, kept = part.core.block_bytes, part.wanted
-    steps, ns = [kept], part.again_ns(kept, stays=True)
+    steps, ns = [kept], part.again_ns(part.again(kept, stays=True))
     while kept:
-        prices = {b: (part.again_ns(kept - {b}, stays=True) - ns) / max(1, size[b]) for b in kept}
+        prices = {b: (part.again_ns(part.again(kept - {b}, stays=True)) - ns) / max(1, size[b]) for b in kept}
         kept = kept - {min(kept, key=lambda b: (prices[b], b))}
-        ns = part.again_ns(kept, stays=True)
+        ns = part.again_ns(part.again(kept, stays=True))
         steps.append(kept)
-    return [
-        steps[i] for i in _corners([(sum(size[b] for b in k), part.again_ns(k, stays=True)) for k in steps])
-    ]
+    points = [(sum(size[b] for b in k), part.again_ns(part.again(k, stays=True))) for k in steps]
+    return [steps[i] for i in _corners(points)]
 
 
 def _corners(points: list[tuple[int, int]]) -> list[int]:
@@ -74,18 +91,21 @@ def _corners(points: list[tuple[int, int]]) -> list[int]:
         saved, paid = most - points[i][0], points[i][1] - low
         return saved / max(1, most - points[-1][0]) - paid / max(1, high - low)
 
-    best = sorted(inner, key=lambda i: (-below(i), i))[: MOST - 2]
+    best = sorted(inner, key=lambda i: (-below(i), i))[: CORNERS - 2]
     return sorted({0, *best, len(points) - 1})
 
 
 class _Part:
     """One segment, and how its stages fare with what is kept."""
 
-    def __init__(self, chain: Chain, segment: Segment, leaves: int | None) -> None:
+    def __init__(self, merged: Merged, chain: Chain, segment: Segment, leaves: int | None) -> None:
         self.core: Core = chain.core
+        self.steps = {u: merged.steps(u) for u in segment.units}
         self.segment, self.leaves = segment, leaves
         self.always_bytes = chain.always_bytes
-        own = {b for u in segment.units for b in self.core.units[u].makes} - chain.always - self.core.held
+        self.own = own = (
+            {b for u in segment.units for b in self.core.units[u].makes} - chain.always - self.core.held
+        )
         self.reads = [frozenset(own.intersection(self.core.stages[t].reads)) for t in segment.stages]
         self.wanted = frozenset[int]().union(*self.reads)
         entering = () if segment.enters is None else (segment.enters,)
@@ -100,60 +120,117 @@ class _Part:
             return -1 if b in self.there else number.setdefault(b, len(number))
 
         units = [
-            (tuple(map(name, unit.reads)), tuple(map(name, unit.makes)), unit.cost_ns, unit.workspace_bytes)
-            for unit in (core.units[u] for u in self.segment.units)
+            (tuple(map(name, unit.reads)), tuple(map(name, unit.makes)), unit.cost_ns, steps)
+            for unit, steps in ((core.units[u], self._named(u, name)) for u in self.segment.units)
         ]
         sizes = [core.block_bytes[b] for b in number]
         reads = [tuple(sorted(map(name, reads))) for reads in self.reads]
         return (tuple(units), tuple(sizes), tuple(reads)), number
 
-    def choice(self, kept: frozenset[int], stays: bool) -> Choice:
-        core = self.core
+    def _named(self, u: int, name: Callable[[int], int]) -> tuple[object, ...]:
+        return tuple((tuple(map(name, sorted(inputs))), own_bytes) for inputs, own_bytes in self.steps[u])
+
+    def ways(self) -> list[Way]:
+        """The ways worth a thought; those that keep nothing come last."""
+        sets = _thinned(self)
+        plain = [(kept, self.again(kept, stays)) for stays in (False, True) for kept in sets]
+        found = plain[::-1] if len(self.own) > MOST else [*self._cheapest(plain), *plain]
+        return sorted(dict.fromkeys(found), key=lambda way: not way[0])
+
+    def _cheapest(self, plain: list[Way]) -> Iterator[Way]:
+        """For limits that the ``plain`` ways need, from the lowest on, the sets for which less is dearer."""
+        core, blocks = self.core, sorted(self.own)
+        size = [core.block_bytes[b] for b in blocks]
+        kept_bytes = np.zeros(1 << len(blocks), dtype=np.int64)
+        for n, b in enumerate(blocks):
+            if b != self.leaves:
+                kept_bytes[np.arange(1 << len(blocks)) >> n & 1 == 1] += size[n]
+        peaks = sorted({max(self._live(runs), default=0) for _, runs in plain})
+        for limit in peaks[:: -(-len(peaks) // LIMITS)]:
+            ways = Ways(size, self._runs(blocks), self._points(blocks), limit)
+            best = np.lexsort((ways.least, kept_bytes))
+            falling = np.minimum.accumulate(np.concatenate(([np.inf], ways.least[best][:-1])))
+            front = best[ways.least[best] < falling]
+            points = [(int(kept_bytes[k]), int(ways.least[k])) for k in reversed(front)]
+            for i in _corners(points) if len(points) > 1 else range(len(points)):
+                k = int(front[len(front) - 1 - i])
+                yield frozenset(b for n, b in enumerate(blocks) if k >> n & 1), ways.runs(k)
+
+    def _runs(self, blocks: list[int]) -> list[Run]:
+        def bits(these: Iterable[int]) -> int:
+            return sum(1 << n for n, b in enumerate(blocks) if b in set(these))
+
+        units = ((u, self.core.units[u]) for u in self.segment.units if not self.core.units[u].pinned)
+        return [
+            Run(
+                u,
+                bits(unit.reads),
+                bits(unit.makes),
+                unit.cost_ns,
+                tuple((bits(inputs), own_bytes) for inputs, own_bytes in self.steps[u]),
+            )
+            for u, unit in units
+            if self.own.intersection(unit.makes)
+        ]
+
+    def _points(self, blocks: list[int]) -> list[Point]:
+        points = []
+        for t, reads in zip(self.segment.stages, self.reads, strict=True):
+            stage, always = self.core.stages[t], self.always_bytes[t]
+            bits = sum(1 << n for n, b in enumerate(blocks) if b in reads)
+            points.append(Point(bits, stage.before_bytes + always, stage.op_bytes + always))
+        return points
+
+    def choice(self, way: Way) -> Choice:
+        core, (kept, runs) = self.core, way
         leaving = () if self.leaves is None else (self.leaves,)
         units = missing(core, [*leaving, *sorted(kept)], self.there)
         return Choice(
             kept,
-            stays,
+            runs,
             sum(core.block_bytes[b] for b in kept if b != self.leaves),
             sum(core.units[u].cost_ns for u in units),
-            max((live for live, _ in self._burst(units, frozenset((*leaving, *kept)))), default=0),
-            self.again_ns(kept, stays),
-            max(self._stages(kept, stays), default=0),
+            max(self._burst(units, {*leaving, *kept}), default=0),
+            self.again_ns(runs),
+            max(self._live(runs), default=0),
         )
 
-    def again_ns(self, kept: frozenset[int], stays: bool) -> int:
-        return sum(self.core.units[u].cost_ns for runs, _ in self._again(kept, stays) for u in runs)
+    def again_ns(self, runs: Runs) -> int:
+        """What all ``runs`` take."""
+        return sum(self.core.units[u].cost_ns for units in runs for u in units)
 
-    def _again(self, kept: frozenset[int], stays: bool) -> Iterator[tuple[list[int], set[int]]]:
-        """For each stage the units that run again, and the blocks that are there before."""
-        there = set(kept)
+    def again(self, kept: frozenset[int], stays: bool) -> Runs:
+        """For each stage the units that run again, so that what it reads is there."""
+        there, found = set(kept), []
         for n, reads in enumerate(self.reads):
-            before = set(there)
             runs = missing(self.core, sorted(reads), self.there | there)
             if stays:
                 there |= {b for u in runs for b in self.core.units[u].makes}
             there = {b for b in there if self.last.get(b, -1) > n}
-            yield runs, before
+            found.append(tuple(runs))
+        return tuple(found)
 
-    def _stages(self, kept: frozenset[int], stays: bool) -> Iterator[int]:
-        """Bytes alive in each stage, while units run again, and while its op does."""
-        size, core = self.core.block_bytes, self.core
-        for n, (runs, before) in enumerate(self._again(kept, stays)):
+    def _live(self, runs: Runs) -> Iterator[int]:
+        """Bytes alive in each stage, from the last one on, while units run again, and while its op does."""
+        size, wanted = self.core.block_bytes, set[int]()
+        for n in reversed(range(len(runs))):
             t = self.segment.stages[n]
-            stage, base = core.stages[t], self.always_bytes[t]
-            used = self.last if stays else dict.fromkeys(self.reads[n], n)
-            left = frozenset(b for u in runs for b in core.units[u].makes if used.get(b, -1) >= n)
-            held = base + sum(size[b] for b in before)
-            yield from (stage.before_bytes + held + live for live, _ in self._burst(runs, left))
-            yield stage.op_bytes + held + sum(size[b] for b in left - before)
+            stage, always = self.core.stages[t], self.always_bytes[t]
+            wanted |= self.reads[n]
+            yield stage.op_bytes + always + sum(size[b] for b in wanted)
+            yield from (stage.before_bytes + always + live for live in self._burst(runs[n], wanted))
+            for u in reversed(runs[n]):
+                wanted.difference_update(self.core.units[u].makes)
+                wanted |= self.own.intersection(self.core.units[u].reads)
 
-    def _burst(self, runs: Iterable[int], stays: frozenset[int]) -> Iterator[tuple[int, int]]:
-        """Bytes that each run finds alive of what the runs make, itself and its workspace included."""
-        core, live, runs = self.core, 0, list(runs)
-        made = {b for u in runs for b in core.units[u].makes}
-        last = {b: n for n, u in enumerate(runs) for b in core.units[u].reads if b in made}
-        for n, u in enumerate(runs):
-            live += sum(core.block_bytes[b] for b in core.units[u].makes)
-            yield live + core.units[u].workspace_bytes, u
-            gone = {b for b in (*core.units[u].reads, *core.units[u].makes) if b in made and b not in stays}
-            live -= sum(core.block_bytes[b] for b in gone if last.get(b, n) == n)
+    def _burst(self, runs: Iterable[int], wanted: set[int]) -> Iterator[int]:
+        """Bytes alive, from the last run on, while each does, if ``wanted`` is there after them."""
+        core, wanted = self.core, set(wanted)
+        size = core.block_bytes
+        for u in reversed(list(runs)):
+            unit = core.units[u]
+            wanted.difference_update(unit.makes)
+            beside, reads = sum(size[b] for b in wanted), self.own.intersection(unit.reads) - wanted
+            for inputs, own_bytes in self.steps[u]:
+                yield beside + own_bytes + sum(size[b] for b in reads & inputs)
+            wanted |= reads

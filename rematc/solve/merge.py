@@ -9,8 +9,11 @@ made for g alone become one unit.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rematc.solve.reduce import Core, Stage, Unit
+
+SMALL = 0.001  # of what there is room for, or of what there is no room for, whichever is less
 
 
 @dataclass(frozen=True)
@@ -18,13 +21,40 @@ class Merged:
     """A smaller `Core`, and how it stands to the full one.
 
     ``parts[u]`` are the full core's units behind unit u, in order; ``full_block[b]`` is the full
-    core's block behind block b.
+    core's block behind block b. The full core's ``small`` blocks are saved by every plan, and are not in
+    the smaller core.
     """
 
     core: Core
     full: Core
     parts: tuple[tuple[int, ...], ...]
     full_block: tuple[int, ...]
+    small: frozenset[int] = frozenset()
+
+    @property
+    def small_bytes(self) -> int:
+        """What the blocks take that the smaller core does not count."""
+        return sum(self.full.block_bytes[b] for b in self.small)
+
+    def steps(self, u: int) -> list[tuple[frozenset[int], int]]:
+        """For each part of unit u, in order: the core's blocks that it or a later one reads, its bytes.
+
+        Those are its workspace, its results, and what parts before it made and it or a later one reads.
+        """
+        full, number = self.full, self._number
+        units = [full.units[p] for p in self.parts[u]]
+        found = []
+        for i, part in enumerate(units):
+            later = {b for p in units[i:] for b in p.reads}
+            alive = set(part.makes) | {b for p in units[:i] for b in p.makes if b in later}
+            own_bytes = part.workspace_bytes + sum(full.block_bytes[b] for b in alive)
+            inputs = frozenset(number[b] for b in later if b in number)
+            found.append((inputs - self.core.held, own_bytes))
+        return found
+
+    @cached_property
+    def _number(self) -> dict[int, int]:
+        return {b: n for n, b in enumerate(self.full_block)}
 
 
 def unmerged(full: Core) -> Merged:
@@ -33,25 +63,55 @@ def unmerged(full: Core) -> Merged:
     return Merged(full, full, parts, tuple(range(len(full.block_bytes))))
 
 
-def merge(full: Core) -> Merged:
+def merge(full: Core, most_bytes: int = 0) -> Merged:
     """Apply the rule to ``full``, as `reduce` made it, as often as it fits.
 
     Near the floor it can matter: what the first of a chain reads is counted until the last is done.
+    Blocks that together are no more than `SMALL` of ``most_bytes`` are not decided about, but saved.
     """
-    read = {b for stage in full.stages for b in stage.reads}
-    units, parts = _chains(full, read)
+    small = _small(full, SMALL * most_bytes)
+    rest = _without(full, small)
+    units, parts = _chains(rest, {b for stage in rest.stages for b in stage.reads})
+    units = {u: unit for u, unit in units.items() if unit.makes or not small}
     blocks = [b for u in sorted(units) for b in units[u].makes]
     number = {b: n for n, b in enumerate(blocks)}
     place = {u: n for n, u in enumerate(sorted(units))}
-    small = Core(
+    core = Core(
         tuple(full.block_bytes[b] for b in blocks),
         tuple(full.values[b] for b in blocks),
         tuple(_renamed(units[u], number) for u in sorted(units)),
-        tuple(_restaged(stage, number, place) for stage in full.stages),
+        tuple(_restaged(stage, number, place) for stage in rest.stages),
         frozenset(number[b] for b in full.held if b in number),
         full.base_bytes,
     )
-    return Merged(small, full, tuple(parts[u] for u in sorted(units)), tuple(blocks))
+    return Merged(core, full, tuple(parts[u] for u in sorted(units)), tuple(blocks), small)
+
+
+def _small(core: Core, most_bytes: float) -> frozenset[int]:
+    """The smallest blocks, of ``most_bytes`` together, among those that the forward pass makes anyway."""
+    if most_bytes <= 0 or max(core.born, default=0) >= 0:
+        return frozenset()
+    found: list[int] = []
+    made = [b for u in core.units if u.required for b in u.makes if b not in core.held]
+    for b in sorted(made, key=core.block_bytes.__getitem__):
+        most_bytes -= core.block_bytes[b]
+        if most_bytes < 0:
+            break
+        found.append(b)
+    return frozenset(found)
+
+
+def _without(core: Core, small: frozenset[int]) -> Core:
+    """``core``, but that nobody makes or reads the ``small`` blocks."""
+    if not small:
+        return core
+
+    def left(blocks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(b for b in blocks if b not in small)
+
+    units = (replace(u, reads=left(u.reads), makes=left(u.makes)) for u in core.units)
+    stages = (replace(s, reads=left(s.reads), holds=left(s.holds)) for s in core.stages)
+    return replace(core, units=tuple(units), stages=tuple(stages))
 
 
 def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]]]:
@@ -59,7 +119,7 @@ def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tupl
     units = dict(enumerate(core.units))
     parts: dict[int, tuple[int, ...]] = {u: (u,) for u in units}
     readers = {b: set(r) for b, r in enumerate(core.readers)}
-    maker = dict(enumerate(core.maker))
+    maker = {b: u for u, unit in units.items() for b in unit.makes}
     for f in list(units):
         while (group := _group(f, core, units, readers, maker, read)) is not None:
             *inner, g = group

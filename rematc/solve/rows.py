@@ -24,7 +24,7 @@ def add_burst(f: Formulation, merged: Merged, u: int, t: int, *, ordered: bool) 
         return
     unit, before = f.core.units[u], f.core.stages[t].before_bytes
     if ordered:
-        for inputs, own_bytes in parts_of(merged, u):
+        for inputs, own_bytes in merged.steps(u):
             fixed, terms = _in_order(f, u, t, inputs)
             f.memory_row(before + fixed, [*terms, (f.again[u, k], own_bytes)])
     else:  # a merged unit's parts could run apart: of all that it needs only the result is sure
@@ -33,28 +33,6 @@ def add_burst(f: Formulation, merged: Merged, u: int, t: int, *, ordered: bool) 
         fixed, terms = _in_any_order(f, u, t, unit.reads if alone else ())
         own_bytes = made + unit.workspace_bytes * alone
         f.memory_row(before + fixed, [*terms, (f.again[u, k], own_bytes)])
-
-
-def parts_of(merged: Merged, u: int) -> list[tuple[frozenset[int], int]]:
-    """For each part of unit u, in order: the core's blocks that it or a later one reads, its bytes.
-
-    Those are its workspace, its results, and what parts before it made and it or a later one reads.
-    """
-    full = merged.full
-    number = {b: n for n, b in enumerate(merged.full_block)}
-    units = [full.units[p] for p in merged.parts[u]]
-    found = []
-    for i, part in enumerate(units):
-        later = {b for p in units[i:] for b in p.reads}
-        alive = set(part.makes) | {b for p in units[:i] for b in p.makes if b in later}
-        own_bytes = part.workspace_bytes + sum(full.block_bytes[b] for b in alive)
-        found.append(
-            (
-                frozenset(number[b] for b in later if b in number and number[b] not in merged.core.held),
-                own_bytes,
-            )
-        )
-    return found
 
 
 def _in_order(f: Formulation, u: int, t: int, inputs: frozenset[int]) -> tuple[int, list[Sized]]:
@@ -124,10 +102,10 @@ def add_forward(f: Formulation, merged: Merged, u: int) -> None:
         if full.units[m].required and always:
             fixed += size
         else:
-            own = [runs[u]] if m == u else []
-            terms += f.at_least(size, [saved.get(b), *own, *(runs[w] for w in readers)])
+            own = [runs.get(u)] if m == u else []
+            terms += f.at_least(size, [saved.get(b), *own, *(runs.get(w) for w in readers)])
     workspace = full.units[u].workspace_bytes
-    own_run = runs[u]
+    own_run = runs.get(u)
     if own_run is None:
         fixed += workspace
     else:
