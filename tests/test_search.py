@@ -13,6 +13,7 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
+from rematc.solve import merge as merging
 from rematc.solve import solve, solver
 from rematc.solve.along import along
 from rematc.solve.closure import add_closures
@@ -144,6 +145,23 @@ def test_merging_changes_no_optimum(problem: Problem) -> None:
             found = search(asked, merged, complete(merged.core), 0.0, Deadline.after(60)).best
             costs.append(None if found is None else found.plan.cost_ns)
         assert costs[1] is None or costs[0] == costs[1]
+
+
+def test_what_is_small_leaves_the_bound_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are always saved count nothing for the bound, and all that they take for the plan."""
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+    monkeypatch.setattr(merging, "SMALL", 0.5)
+    left_out = 0
+    for seed in range(200):
+        problem = random_problem(seed)
+        for budget in budgets(problem):
+            asked = problem.with_budget(budget)
+            best, plan = oracle.search(asked), solved(asked)
+            assert best is not None
+            if plan is not None:
+                assert plan.bound_ns <= best.cost_ns <= plan.cost_ns
+                left_out += len(merge(reduce(asked), budget - asked.base_bytes).small)
+    assert left_out > 500
 
 
 @settings(max_examples=40)

@@ -39,6 +39,31 @@ def decode(f: Formulation, values: Sequence[float]) -> Draft:
     return Draft(frozenset(b for b in range(len(core.block_bytes)) if kept(b, 0)), tuple(runs))
 
 
+def encode(f: Formulation, draft: Draft) -> dict[int, tuple[int, float]]:
+    """The variables of what is kept and run again, each with the unit that it is about, and its value."""
+    core = f.core
+    kept, runs = _kept(f, draft), {(u, f.spans.of(t)) for t, units in enumerate(draft.runs) for u in units}
+    found = {x: (u, float((u, k) in runs)) for (u, k), x in f.again.items()}
+    return found | {x: (core.maker[b], float((b, k) in kept)) for (b, k), x in f.kept.items()}
+
+
+def _kept(f: Formulation, draft: Draft) -> set[tuple[int, int]]:
+    """(block, span) where the block is at hand when the span begins, and read before it is made again."""
+    core, found = f.core, set()
+    wanted: set[int] = set()
+    for k in reversed(range(len(f.spans))):
+        for t in reversed(f.spans[k]):
+            stage = core.stages[t]
+            if stage.unit is not None:
+                wanted.difference_update(core.units[stage.unit].makes)
+            wanted.update(stage.reads)
+            for u in reversed(draft.runs[t]):
+                wanted.difference_update(core.units[u].makes)
+                wanted.update(core.units[u].reads)
+        found |= {(b, k) for b in wanted if b not in core.held}
+    return found
+
+
 def missing(core: Core, blocks: Iterable[int], at_hand: set[int] | frozenset[int]) -> list[int]:
     """Units to run, in forward's order, so that ``blocks`` are there beside ``at_hand``."""
     found: set[int] = set()

@@ -43,7 +43,7 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
     full = merged.full
     saved = [merged.full_block[b] for b in draft.saved]
     writer = _Writer(problem.graph)
-    writer.at_hand.update(v for b in {*saved, *full.held} for v in full.values[b])
+    writer.at_hand.update(v for b in {*saved, *full.held, *merged.small} for v in full.values[b])
     backward = iter(problem.graph.backward_steps)
     stages: list[int] = []
     for t, (stage, units) in enumerate(zip(merged.core.stages, draft.runs, strict=True)):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
-from rematc.solve.decode import decode
-from rematc.solve.expand import Draft, Written, expand
+from rematc.solve.decode import decode, encode
+from rematc.solve.expand import Written, expand
 from rematc.solve.formulate import Formulation
 from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
@@ -24,6 +24,7 @@ PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backwar
 NEAR = 1.1  # times the bound
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 NODES = 100
+PATIENCE = 0.1  # of the time left, for one step: most take next to nothing
 
 
 class Starts(NamedTuple):
@@ -41,30 +42,38 @@ class Improver:
     """
 
     def __init__(self, problem: Problem, starts: Callable[[], Starts]) -> None:
-        self.problem, self.starts = problem, starts
+        self.problem = problem
+        self.starts: Callable[[], Starts] | None = starts
         self.searches: list[_Neighbourhood] = []
         self.first: Written | None = None
         self.bound_ns = 0  # that came with the starts
 
     def begin(self, known: Written | None = None, bound_ns: int = 0) -> None:
         """Start from the plan that is ``known``, if that is near the bound; if not, find others, once."""
-        if not self.searches:
-            near = known and _cost(known) <= NEAR * bound_ns
-            starts = Starts([known]) if known and near else self.starts()
-            self.searches = [_Neighbourhood(self.problem, plan) for plan in starts.plans]
-            self.bound_ns = starts.bound_ns
-            self.first = None if near else self.best
+        near = known and _cost(known) <= NEAR * bound_ns
+        if not self.searches and not near and self.starts:
+            found, self.bound_ns = self.starts()
+            self.starts = None
+            self.searches = [_Neighbourhood(self.problem, plan) for plan in found]
+            self.first = self.best
         if known:
             self.offer(known)
 
+    def begin_from(self, plan: Written) -> None:
+        """Start from ``plan``, there is no other."""
+        self.first = plan
+        self.offer(plan)
+
     @property
-    def best(self) -> Written:
-        """The cheapest plan so far."""
-        return min((a.best for a in self.searches), key=_cost)
+    def best(self) -> Written | None:
+        """The cheapest plan so far, if there is one."""
+        return min((a.best for a in self.searches), key=_cost, default=None)
 
     def run(self, goal_ns: float, gap: float, deadline: Deadline, steps: float = math.inf) -> None:
         """Make ``best`` cheaper until it costs ``goal_ns`` at most, all was free at once, or a limit."""
-        while len(self.searches) > 1 and not _at_end(steps, deadline) and _cost(self.best) > goal_ns:
+        while len(self.searches) > 1 and not _at_end(steps, deadline):
+            if min(_cost(a.best) for a in self.searches) <= goal_ns:
+                return
             first = next(a for a in self.searches if not a.is_swept)
             steps -= first.run(goal_ns, gap, deadline, steps, once=True)
             if all(a.is_swept for a in self.searches):
@@ -74,9 +83,9 @@ class Improver:
 
     def offer(self, other: Written) -> None:
         """Go on from ``other`` if it is cheaper."""
-        cheapest = min(self.searches, key=lambda a: _cost(a.best))
-        if _cost(other) < _cost(cheapest.best):
-            if other.merged is cheapest.merged:
+        cheapest = min(self.searches, key=lambda a: _cost(a.best), default=None)
+        if cheapest is None or _cost(other) < _cost(cheapest.best):
+            if cheapest and other.merged is cheapest.merged:
                 cheapest.best = other
             else:
                 self.searches = [_Neighbourhood(self.problem, other)]
@@ -101,29 +110,33 @@ class _Neighbourhood:
                 break
             for _ in range(TRIES):
                 taken += 1
-                if not self._step(free, gap, deadline.left()) or _at_end(steps - taken, deadline):
+                if not self._step(free, gap, PATIENCE * deadline.left()) or _at_end(steps - taken, deadline):
                     break
         return taken
 
     def _parts(self) -> Iterator[frozenset[int]]:
-        """The units to free, `FREE` of them at first, then twice as many, until it is all of them."""
-        every = len(self.near.read)
-        n = max(FREE, every // PARTS)
-        while True:
-            *parts, last = self.near.sweep(n)
-            yield from parts
-            self.is_swept = True
-            yield last
-            if n > every:
-                return
-            n *= 2
+        """The units to free, `FREE` of them at first, then twice as many, until it is all of them.
+
+        Then all over again, if that helped.
+        """
+        every, before = len(self.near.read), math.inf
+        while _cost(self.best) < before:
+            before, n = _cost(self.best), max(FREE, every // PARTS)
+            while n <= 2 * every:
+                *parts, last = self.near.sweep(n)
+                yield from parts
+                self.is_swept = True
+                yield last
+                n *= 2
 
     def _step(self, free: frozenset[int], gap: float, time_limit_s: float) -> bool:
         """Decide about ``free`` units anew; True if memory rows were missing, and now are there."""
         assert self.problem.budget_bytes is not None
         f = self.f = self.f or self._formulation()
-        fixed = _fixed(f, self.best.draft, free)
-        result = f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, fixed=fixed)
+        said = encode(f, self.best.draft)
+        fixed = {x: v for x, (u, v) in said.items() if u not in free}
+        hint = {x: v for x, (u, v) in said.items() if u in free}
+        result = f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, fixed=fixed, hint=hint)
         if result.values is None:
             return False
         found = expand(self.problem, self.merged, decode(f, result.values))
@@ -136,7 +149,9 @@ class _Neighbourhood:
         return True
 
     def _formulation(self) -> Formulation:
-        return build(self.problem, self.merged, self.refined, closures=False)
+        assert self.problem.budget_bytes is not None
+        counted = self.problem.with_budget(self.problem.budget_bytes - self.merged.small_bytes)
+        return build(counted, self.merged, self.refined, closures=False)
 
 
 class _Near:
@@ -170,32 +185,6 @@ class _Near:
         for apart in PAIRS:
             shift = int(len(places) * apart)
             yield from (self.units((t, places[(i + shift) % len(places)]), n) for i, t in enumerate(places))
-
-
-def _fixed(f: Formulation, draft: Draft, free: frozenset[int]) -> dict[int, float]:
-    """The variables that are not about ``free`` units, at what ``draft`` says."""
-    core = f.core
-    kept, runs = _kept(f, draft), {(u, f.spans.of(t)) for t, units in enumerate(draft.runs) for u in units}
-    found = {x: float((u, k) in runs) for (u, k), x in f.again.items() if u not in free}
-    found |= {x: float((b, k) in kept) for (b, k), x in f.kept.items() if core.maker[b] not in free}
-    return found
-
-
-def _kept(f: Formulation, draft: Draft) -> set[tuple[int, int]]:
-    """(block, span) where the block is at hand when the span begins, and read before it is made again."""
-    core, found = f.core, set()
-    wanted: set[int] = set()
-    for k in reversed(range(len(f.spans))):
-        for t in reversed(f.spans[k]):
-            stage = core.stages[t]
-            if stage.unit is not None:
-                wanted.difference_update(core.units[stage.unit].makes)
-            wanted.update(stage.reads)
-            for u in reversed(draft.runs[t]):
-                wanted.difference_update(core.units[u].makes)
-                wanted.update(core.units[u].reads)
-        found |= {(b, k) for b in wanted if b not in core.held}
-    return found
 
 
 def _at_end(steps: float, deadline: Deadline) -> bool:

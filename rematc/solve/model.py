@@ -71,8 +71,12 @@ class Model:
         time_limit_s: float | None = None,
         node_limit: int | None = None,
         fixed: Mapping[int, float] | None = None,
+        hint: Mapping[int, float] | None = None,
     ) -> Result:
-        """Solve with HiGHS until solution and bound are within ``gap``; ``fixed`` variables don't move."""
+        """Solve with HiGHS until solution and bound are within ``gap``.
+
+        ``fixed`` variables don't move; ``hint`` is a solution, or a part of one, to begin with.
+        """
         limit = None if time_limit_s is None else timedelta(seconds=max(time_limit_s, 0.01))
         parameters = mathopt.SolveParameters(
             relative_gap_tolerance=gap, node_limit=node_limit, time_limit=limit, random_seed=1
@@ -80,7 +84,9 @@ class Model:
         program = self._program(fixed or {})
         if program is None:
             return Result(None, math.inf, True)
-        result = mathopt.solve(program, mathopt.SolverType.HIGHS, params=parameters)
+        result = mathopt.solve(
+            program, mathopt.SolverType.HIGHS, params=parameters, model_params=_hinted(program, hint or {})
+        )
         reason = result.termination.reason
         values = None
         if result.has_primal_feasible_solution():
@@ -127,6 +133,11 @@ class Model:
                 linear_constraint_matrix=_matrix(row[keep], column[keep], coefficient[keep]),
             )
         )
+
+
+def _hinted(program: mathopt.Model, hint: Mapping[int, float]) -> mathopt.ModelSolveParameters:
+    values = {program.get_variable(x): v for x, v in hint.items() if program.has_variable(x)}
+    return mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(values)] if values else [])
 
 
 def _objective(offset: float, ids: Sequence[int], values: Sequence[float]) -> model_pb2.ObjectiveProto:

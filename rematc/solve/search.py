@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
-from rematc.solve.decode import decode
+from rematc.solve.decode import decode, encode
 from rematc.solve.expand import Written, expand
+from rematc.solve.formulate import Formulation
 from rematc.solve.improve import Improver
 from rematc.solve.merge import Merged
+from rematc.solve.model import Result
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ NODES = 400
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
-STEPS = 4  # of the improver after the first round, then twice as many after each
+STEPS = 16  # of the improver after the first round, then twice as many after each
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def search(
             break
         f = build(problem, merged, refined)
         share = 1.0 if asked <= final else SHARE
-        result = f.model.solve(gap=asked, time_limit_s=share * deadline.left(), node_limit=NODES)
+        result = _solved(f, asked, share * deadline.left(), best)
         if refined.bounds_all:
             bound = max(bound, f.floor_ns(result.bound))
         goal = (1 + gap) * bound
@@ -70,7 +72,7 @@ def search(
         if fits or is_simple:
             near = written if fits else None
         else:
-            near = _with_margin(problem, merged, refined, written, asked, deadline)
+            near = _with_margin(problem, merged, refined, written, asked, deadline, best)
         if near:
             best = min(best or near, near, key=lambda w: w.plan.cost_ns)
         if improver and not is_simple and not _reached(best, goal):
@@ -78,7 +80,7 @@ def search(
             bound = max(bound, improver.bound_ns)
             goal = (1 + gap) * bound
             improver.run(goal, gap / 2, deadline, STEPS << n)
-            best = improver.best
+            best = improver.best or best
         if _reached(best, goal) or (fits and asked <= final):  # the relaxation has nothing more to say
             return Found(best, bound, result.finished)
         if fits:
@@ -94,8 +96,22 @@ def _reached(best: Written | None, goal_ns: float) -> bool:
     return best is not None and best.plan.cost_ns <= goal_ns
 
 
+def _solved(f: Formulation, gap: float, time_limit_s: float, known: Written | None) -> Result:
+    """The result of the MILP, that begins from the plan that is ``known``."""
+    hint: dict[int, float] = {}
+    if known and known.merged.core is f.core:
+        hint = {x: value for x, (_, value) in encode(f, known.draft).items()}
+    return f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, hint=hint)
+
+
 def _with_margin(
-    problem: Problem, merged: Merged, refined: Refined, written: Written, gap: float, deadline: Deadline
+    problem: Problem,
+    merged: Merged,
+    refined: Refined,
+    written: Written,
+    gap: float,
+    deadline: Deadline,
+    known: Written | None,
 ) -> Written | None:
     """A plan that fits, for a budget less what ``written`` breaks it by, if that is little."""
     assert problem.budget_bytes is not None
@@ -108,7 +124,7 @@ def _with_margin(
             return None
         asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
         f = build(problem.with_budget(asked), merged, refined)
-        result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
+        result = _solved(f, gap, deadline.left(), known)
         if result.values is None:
             return None
         written = expand(problem, merged, decode(f, result.values))

@@ -26,6 +26,7 @@ from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
+ALONE = 0.5  # the same where the search has no other plan to begin with
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()
 FALLEN_BACK = (
@@ -75,7 +76,8 @@ def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
         return free
     if len(problem.graph.ops) <= EXACT_OPS:
         return _solve_exactly(problem, options)
-    return _solve_large(problem, whole, options, started)
+    little = min(problem.budget_bytes - problem.base_bytes, free.peak_bytes - problem.budget_bytes)
+    return _solve_large(problem, merge(whole.core, little), options, started)
 
 
 def _cheapest(problem: Problem, whole: Merged) -> Plan:
@@ -111,28 +113,29 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
     return best
 
 
-def _solve_large(problem: Problem, whole: Merged, options: SolveOptions, started: float) -> Plan:
+def _solve_large(problem: Problem, merged: Merged, options: SolveOptions, started: float) -> Plan:
     assert problem.budget_bytes is not None
-    merged, limit_s = merge(whole.core), options.for_ops(len(problem.graph.ops))
+    limit_s = options.for_ops(len(problem.graph.ops))
     end, search_end = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
 
     def starts() -> Starts:
-        begun = time.monotonic()
         found = _starts(problem, merged, options.gap, end)
-        if found.plans:
-            return found
-        lowest_one = _tightest(problem, merged)
-        for deadline in (end, search_end):  # any plan is worth more than the time limit
-            deadline.at += time.monotonic() - begun
-        return Starts([lowest_one], found.bound_ns)
+        if not found.plans:
+            search_end.at = min(search_end.at, started + ALONE * limit_s)
+        return found
 
     improver = Improver(problem, starts)
     found = search(problem, merged, Refined(tightest(merged.core)), options.gap, search_end, improver)
     if found.best and found.best.plan.cost_ns <= (1 + options.gap) * found.bound_ns:
         return _judge(found.best.plan, found.bound_ns, options.gap)
     improver.begin(found.best, found.bound_ns)
+    if not improver.searches:  # any plan is worth more than the time limit
+        begun = time.monotonic()
+        improver.begin_from(_tightest(problem, merged))
+        end.at += time.monotonic() - begun
     bound_ns = max(found.bound_ns, improver.bound_ns)
     improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
+    assert improver.best is not None
     plan = _judge(improver.best.plan, bound_ns, options.gap)
     return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
 
@@ -153,9 +156,13 @@ def _starts(problem: Problem, merged: Merged, gap: float, deadline: Deadline) ->
 def _tightest(problem: Problem, merged: Merged) -> Written:
     """Where dropping finds nothing that fits: the plan with the lowest peak, or a refusal."""
     assert problem.budget_bytes is not None
-    start = expand(problem, merged, keep_all(merged.core))
+    written = expand(problem, merged, keep_all(merged.core))
     limit_s = DEFAULT.for_ops(len(problem.graph.ops))  # that of ``options`` is for cheaper plans
-    written, bound_bytes = lowest(problem, merged, start, Deadline.after(limit_s))
+    bound_bytes = 0
+    for each in (merged, merge(merged.full)) if merged.small else (merged,):  # what is small can count here
+        if written.plan.peak_bytes > problem.budget_bytes:
+            written, proven_bytes = lowest(problem, each, written, Deadline.after(limit_s))
+            bound_bytes = max(bound_bytes, proven_bytes)
     if written.plan.peak_bytes > problem.budget_bytes:
         raise refusal(problem, written.plan, bound_bytes)
     return written
