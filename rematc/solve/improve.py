@@ -24,7 +24,7 @@ PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backwar
 NEAR = 1.1  # times the bound
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 NODES = 100
-PATIENCE = 0.1  # of the time left, for one step: most take next to nothing
+PATIENCE = 0.25  # of the time left, for one step: most take next to nothing
 
 
 class Starts(NamedTuple):
