@@ -13,7 +13,6 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
-from rematc.solve import merge as merging
 from rematc.solve import solve, solver
 from rematc.solve.along import along
 from rematc.solve.closure import add_closures
@@ -26,8 +25,7 @@ from rematc.solve.lowest import lowest
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
-from rematc.solve.refine import Refined, complete
-from rematc.solve.search import search
+from rematc.solve.refine import Refined
 from rematc.solve.spans import Spans, every_stage, tightest
 from tests import oracle
 from tests.dags import random_dag
@@ -133,35 +131,13 @@ def test_cost_equals_that_of_an_exhaustive_search_on_many_more(seeds: range) -> 
             assert solve(asked).cost_ns == best.cost_ns, seed
 
 
-@settings(max_examples=40)
-@given(problems(ops=9))
-def test_merging_changes_no_optimum(problem: Problem) -> None:
-    """A chain that runs apart can need less memory, never less time: costs agree where both have a plan."""
-    for budget in budgets(problem)[1:]:
-        asked = problem.with_budget(budget)
-        full = reduce(asked, pauses=1)
-        costs = []
-        for merged in (unmerged(full), merge(full)):
-            found = search(asked, merged, complete(merged.core), 0.0, Deadline.after(60)).best
-            costs.append(None if found is None else found.plan.cost_ns)
-        assert costs[1] is None or costs[0] == costs[1]
-
-
-def test_what_is_small_leaves_the_bound_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that are always saved count nothing for the bound, and all that they take for the plan."""
-    monkeypatch.setattr(solver, "EXACT_OPS", 0)
-    monkeypatch.setattr(merging, "SMALL", 0.5)
-    left_out = 0
-    for seed in range(200):
-        problem = random_problem(seed)
-        for budget in budgets(problem):
-            asked = problem.with_budget(budget)
-            best, plan = oracle.search(asked), solved(asked)
-            assert best is not None
-            if plan is not None:
-                assert plan.bound_ns <= best.cost_ns <= plan.cost_ns
-                left_out += len(merge(reduce(asked), budget - asked.base_bytes).small)
-    assert left_out > 500
+@pytest.mark.parametrize("name", ["gpt2_24", "vit"])
+def test_the_smallest_budget_that_a_refusal_names_is_met(name: str) -> None:
+    problem = corpus.load(name)
+    with pytest.raises(BudgetError) as refused:
+        solve(problem, SolveOptions(time_limit_s=1), budget_bytes=1)
+    least = refused.value.minimum_bytes
+    assert solve(problem, SolveOptions(time_limit_s=1), budget_bytes=least).peak_bytes <= least
 
 
 @settings(max_examples=40)

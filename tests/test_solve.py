@@ -15,8 +15,6 @@ from rematc.options import SolveOptions
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
 from rematc.solve import solve
-from rematc.solve.merge import merge
-from rematc.solve.reduce import reduce
 from rematc.solve.solver import EXACT_OPS
 from tests import oracle
 from tests.graphs import budgets, chain, problems, random_problem, save_all_peak, skip
@@ -128,17 +126,6 @@ def test_every_plan_tells_its_numbers() -> None:
     assert plan.strategy == "rematc"
     assert plan.solve_s > 0
     assert plan.digest == problem.digest
-
-
-@settings(max_examples=40)
-@given(problems(ops=10))
-def test_merging_leaves_every_block_that_backward_reads(problem: Problem) -> None:
-    core = reduce(problem)
-    merged = merge(core)
-    read = {b for stage in core.stages for b in stage.reads}
-    assert read <= set(merged.full_block)
-    assert sum(len(parts) for parts in merged.parts) == len(core.units)
-    assert sum(u.cost_ns for u in merged.core.units) == sum(u.cost_ns for u in core.units)
 
 
 def test_a_refusal_says_whether_it_is_proven() -> None:

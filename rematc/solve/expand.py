@@ -66,6 +66,26 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
     return Written(plan, draft, merged, tuple(stages[n] for n in kept))
 
 
+def restated(problem: Problem, merged: Merged, written: Written) -> Written:
+    """The plan of ``written`` as one for another merged core: a unit runs where the last of its parts does.
+
+    Parts of a unit that run apart become one run, so the peak may be another.
+    """
+    graph, full = problem.graph, merged.full
+    last = {full.units[parts[-1]].op: u for u, parts in enumerate(merged.parts)}
+    runs: list[dict[int, None]] = [{} for _ in merged.core.stages]
+    for op, t in zip(written.plan.backward, written.stages, strict=True):
+        if graph.ops[op].phase == "forward" and op in last and merged.core.stages[t].unit != last[op]:
+            runs[t][last[op]] = None
+    kept = {graph.values[v].storage for v in written.plan.saved}
+    saved = {
+        b
+        for b, name in enumerate(merged.full_block)
+        if any(graph.values[v].storage in kept for v in full.values[name])
+    }
+    return expand(problem, merged, Draft(frozenset(saved), tuple(map(tuple, runs))))
+
+
 def excesses(problem: Problem, written: Written) -> Iterator[tuple[int | None, int | None, int]]:
     """Each step that breaks the budget: its op, its stage (None: forward), and by how many bytes.
 

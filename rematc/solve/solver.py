@@ -13,7 +13,7 @@ from rematc.simulate import Profile, simulate, validate
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
-from rematc.solve.expand import Written, expand, keep_all
+from rematc.solve.expand import Written, expand, keep_all, restated
 from rematc.solve.improve import Improver, Starts
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
@@ -156,16 +156,14 @@ def _starts(problem: Problem, merged: Merged, gap: float, deadline: Deadline) ->
 def _tightest(problem: Problem, merged: Merged) -> Written:
     """Where dropping finds nothing that fits: the plan with the lowest peak, or a refusal."""
     assert problem.budget_bytes is not None
-    written = expand(problem, merged, keep_all(merged.core))
+    every = merge(merged.full)  # what is small can count here
+    start = expand(problem, every, keep_all(every.core))
     limit_s = DEFAULT.for_ops(len(problem.graph.ops))  # that of ``options`` is for cheaper plans
-    bound_bytes = 0
-    for each in (merged, merge(merged.full)) if merged.small else (merged,):  # what is small can count here
-        if written.plan.peak_bytes > problem.budget_bytes:
-            written, proven_bytes = lowest(problem, each, written, Deadline.after(limit_s))
-            bound_bytes = max(bound_bytes, proven_bytes)
+    written, bound_bytes = lowest(problem, every, start, Deadline.after(limit_s))
     if written.plan.peak_bytes > problem.budget_bytes:
         raise refusal(problem, written.plan, bound_bytes)
-    return written
+    same = restated(problem, merged, written) if merged.small else written
+    return same if same.plan.peak_bytes <= problem.budget_bytes else written
 
 
 def _judge(plan: Plan, bound_ns: int, gap: float) -> Plan:
