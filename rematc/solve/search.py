@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
-from rematc.solve.decode import decode, encode
+from rematc.solve.decode import decode
 from rematc.solve.expand import Written, expand
-from rematc.solve.formulate import Formulation
 from rematc.solve.improve import Improver
 from rematc.solve.merge import Merged
-from rematc.solve.model import Result
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 
 log = logging.getLogger(__name__)
@@ -25,7 +23,7 @@ NODES = 400
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
-STEPS = 16  # of the improver after the first round, then twice as many after each
+STEPS = 4  # of the improver after the first round, then twice as many after each
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def search(
             break
         f = build(problem, merged, refined)
         share = 1.0 if asked <= final else SHARE
-        result = _solved(f, asked, share * deadline.left(), best)
+        result = f.model.solve(gap=asked, time_limit_s=share * deadline.left(), node_limit=NODES)
         if refined.bounds_all:
             bound = max(bound, f.floor_ns(result.bound))
         goal = (1 + gap) * bound
@@ -72,7 +70,7 @@ def search(
         if fits or is_simple:
             near = written if fits else None
         else:
-            near = _with_margin(problem, merged, refined, written, asked, deadline, best)
+            near = _with_margin(problem, merged, refined, written, asked, deadline)
         if near:
             best = min(best or near, near, key=lambda w: w.plan.cost_ns)
         if improver and not is_simple and not _reached(best, goal):
@@ -96,22 +94,8 @@ def _reached(best: Written | None, goal_ns: float) -> bool:
     return best is not None and best.plan.cost_ns <= goal_ns
 
 
-def _solved(f: Formulation, gap: float, time_limit_s: float, known: Written | None) -> Result:
-    """The result of the MILP, that begins from the plan that is ``known``."""
-    hint: dict[int, float] = {}
-    if known and known.merged.core is f.core:
-        hint = {x: value for x, (_, value) in encode(f, known.draft).items()}
-    return f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, hint=hint)
-
-
 def _with_margin(
-    problem: Problem,
-    merged: Merged,
-    refined: Refined,
-    written: Written,
-    gap: float,
-    deadline: Deadline,
-    known: Written | None,
+    problem: Problem, merged: Merged, refined: Refined, written: Written, gap: float, deadline: Deadline
 ) -> Written | None:
     """A plan that fits, for a budget less what ``written`` breaks it by, if that is little."""
     assert problem.budget_bytes is not None
@@ -124,7 +108,7 @@ def _with_margin(
             return None
         asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
         f = build(problem.with_budget(asked), merged, refined)
-        result = _solved(f, gap, deadline.left(), known)
+        result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
         if result.values is None:
             return None
         written = expand(problem, merged, decode(f, result.values))

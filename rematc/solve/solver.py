@@ -26,7 +26,6 @@ from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
-ALONE = 0.5  # the same where the search has no other plan to begin with
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()
 FALLEN_BACK = (
@@ -117,14 +116,7 @@ def _solve_large(problem: Problem, merged: Merged, options: SolveOptions, starte
     assert problem.budget_bytes is not None
     limit_s = options.for_ops(len(problem.graph.ops))
     end, search_end = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
-
-    def starts() -> Starts:
-        found = _starts(problem, merged, options.gap, end)
-        if not found.plans:
-            search_end.at = min(search_end.at, started + ALONE * limit_s)
-        return found
-
-    improver = Improver(problem, starts)
+    improver = Improver(problem, lambda: _starts(problem, merged, options.gap, end))
     found = search(problem, merged, Refined(tightest(merged.core)), options.gap, search_end, improver)
     if found.best and found.best.plan.cost_ns <= (1 + options.gap) * found.bound_ns:
         return _judge(found.best.plan, found.bound_ns, options.gap)
