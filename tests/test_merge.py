@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 
@@ -16,10 +18,11 @@ from rematc.solve.drop import drop
 from rematc.solve.expand import restated
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.reduce import reduce
-from rematc.solve.refine import complete
+from rematc.solve.refine import Refined, build, complete
 from rematc.solve.search import search
+from rematc.solve.spans import every_stage
 from tests import oracle
-from tests.graphs import budgets, problems, random_problem
+from tests.graphs import Builder, budgets, problems, random_problem
 
 
 @settings(max_examples=40)
@@ -45,6 +48,76 @@ def test_merging_changes_no_optimum(problem: Problem) -> None:
             found = search(asked, merged, complete(merged.core), 0.0, Deadline.after(60)).best
             costs.append(None if found is None else found.plan.cost_ns)
         assert costs[1] is None or costs[0] == costs[1]
+
+
+def in_groups(seed: int) -> Problem:
+    """Two layers of ops that are read by one other, of random sizes, and a backward pass with workspace."""
+    rng = random.Random(seed)
+    b = Builder()
+    last, made = b.input("x"), []
+    for layer in range(2):
+        inner = [
+            b.op(f"{layer}.{n}", [last], rng.choice((1, 4, 8)), ns=rng.choice((1, 5, 20)))[0]
+            for n in range(rng.randint(1, 2))
+        ]
+        if rng.random() < 0.3:
+            inner[0] = b.op(f"{layer}.then", [inner[0]], rng.choice((1, 4, 8)), ns=rng.choice((1, 5, 20)))[0]
+        reads = [*inner, last] if rng.random() < 0.3 else inner
+        (last,) = b.op(
+            f"{layer}.end", reads, rng.choice((2, 4, 8)), ns=rng.choice((1, 5)), workspace=rng.choice((0, 3))
+        )
+        made.append(last)
+    out = b.op("out", [last], 1)
+    dy = b.tangent("dy", 1)
+    for n, v in enumerate(reversed(made)):
+        (dy,) = b.op(f"b{n}", [dy, v], 1, phase="backward", workspace=rng.choice((0, 0, 6)))
+        (dy,) = b.op(f"c{n}", [dy], 1, phase="backward", workspace=rng.choice((0, 4, 10)))
+    return b.problem(out, [dy])
+
+
+def any_order_bound(problem: Problem) -> int:
+    """From every row that holds in any order of recomputation."""
+    assert problem.budget_bytes is not None
+    merged = merge(reduce(problem))
+    stages, units = range(len(merged.core.stages)), range(len(merged.core.units))
+    everywhere = {(u, t) for t in stages for u in units}
+    f = build(problem, merged, Refined(every_stage(merged.core), any_order=everywhere))
+    result = f.model.solve(gap=0.0)
+    assert result.values is not None
+    return f.floor_ns(result.bound)
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 200, 50)], ids=str)
+def test_what_is_made_for_one_reader_alone_merges_where_no_plan_gains_by_keeping_it(seeds: range) -> None:
+    """A small block for a large result can be worth saving by itself; and not all parts run where one does."""
+    merges = recomputed = 0
+    for seed in seeds:
+        problem = in_groups(seed)
+        for budget in budgets(problem):
+            asked = problem.with_budget(budget)
+            best = oracle.search(asked)
+            assert best is not None
+            merged = merge(reduce(asked, pauses=1))
+            found = search(asked, merged, complete(merged.core), 0.0, Deadline.after(60)).best
+            assert found is None or found.plan.cost_ns == best.cost_ns
+            assert any_order_bound(asked) <= best.cost_ns
+            merges += any(len(parts) > 1 for parts in merged.parts)
+            recomputed += best.cost_ns > 0
+    assert merges > 50 and recomputed > 50
+
+
+def test_where_a_merged_unit_runs_its_lead_surely_does() -> None:
+    b = Builder()
+    x = b.input("x")
+    (first,) = b.op("first", [x], 8, workspace=6)
+    (beside,) = b.op("beside", [x], 4, workspace=20)
+    (then,) = b.op("then", [first], 8, workspace=1)
+    (end,) = b.op("end", [then, beside], 2)
+    out = b.op("out", [end], 1)
+    (dx,) = b.op("end_bw", [b.tangent("dy", 1), end], 1, phase="backward")
+    merged = merge(reduce(b.problem(out, [dx])))
+    assert merged.parts[0] == (0, 1, 2, 3) and merged.lead[0] == 0
+    assert merged.lead_bytes(0) == 8 + 6
 
 
 def test_what_is_small_leaves_the_bound_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

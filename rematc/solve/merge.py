@@ -1,9 +1,9 @@
 """Core -> smaller Core: units that no plan gains by telling apart become one.
 
 A *chain*: unit f makes one block v, which only unit g reads, and g's result is no larger. All else that
-g reads is read by f too, is always at hand, or is made for g alone from what f reads. Whoever would keep
-v can run g at once and keep its result instead, for the same time and no more memory. So f, g and what is
-made for g alone become one unit.
+g reads is read by f too, is always at hand, or is made for g alone from what f reads and no smaller than
+g's result. Whoever would keep v, or what is made for g alone, can run g when f runs and keep its result
+instead, for the same time and no more memory. So f, g and what is made for g alone become one unit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ SMALL = 0.001  # of what there is room for, or of what there is no room for, whi
 class Merged:
     """A smaller `Core`, and how it stands to the full one.
 
-    ``parts[u]`` are the full core's units behind unit u, in order; ``full_block[b]`` is the full
-    core's block behind block b. The full core's ``small`` blocks are saved by every plan, and are not in
+    ``parts[u]`` are the full core's units behind unit u, in order, and ``lead[u]`` is the one of them that
+    surely runs where u does; ``full_block[b]`` is the full core's block behind block b. The full core's ``small`` blocks are saved by every plan, and are not in
     the smaller core.
     """
 
     core: Core
     full: Core
     parts: tuple[tuple[int, ...], ...]
+    lead: tuple[int, ...]
     full_block: tuple[int, ...]
     small: frozenset[int] = frozenset()
 
@@ -52,6 +53,11 @@ class Merged:
             found.append((inputs - self.core.held, own_bytes))
         return found
 
+    def lead_bytes(self, u: int) -> int:
+        """What the lead of unit u takes beside what u reads, all of which the lead reads or is held."""
+        lead = self.full.units[self.lead[u]]
+        return lead.workspace_bytes + sum(self.full.block_bytes[b] for b in lead.makes)
+
     @cached_property
     def _number(self) -> dict[int, int]:
         return {b: n for n, b in enumerate(self.full_block)}
@@ -59,8 +65,8 @@ class Merged:
 
 def unmerged(full: Core) -> Merged:
     """``full`` as it is."""
-    parts = tuple((u,) for u in range(len(full.units)))
-    return Merged(full, full, parts, tuple(range(len(full.block_bytes))))
+    units, blocks = range(len(full.units)), range(len(full.block_bytes))
+    return Merged(full, full, tuple((u,) for u in units), tuple(units), tuple(blocks))
 
 
 def merge(full: Core, most_bytes: int = 0) -> Merged:
@@ -71,7 +77,7 @@ def merge(full: Core, most_bytes: int = 0) -> Merged:
     """
     small = _small(full, SMALL * most_bytes)
     rest = _without(full, small)
-    units, parts = _chains(rest, {b for stage in rest.stages for b in stage.reads})
+    units, parts, lead = _chains(rest, {b for stage in rest.stages for b in stage.reads})
     units = {u: unit for u, unit in units.items() if unit.makes or not small}
     blocks = [b for u in sorted(units) for b in units[u].makes]
     number = {b: n for n, b in enumerate(blocks)}
@@ -84,7 +90,8 @@ def merge(full: Core, most_bytes: int = 0) -> Merged:
         frozenset(number[b] for b in full.held if b in number),
         full.base_bytes,
     )
-    return Merged(core, full, tuple(parts[u] for u in sorted(units)), tuple(blocks), small)
+    all_parts, leads = tuple(parts[u] for u in sorted(units)), tuple(lead[u] for u in sorted(units))
+    return Merged(core, full, all_parts, leads, tuple(blocks), small)
 
 
 def _small(core: Core, most_bytes: float) -> frozenset[int]:
@@ -114,9 +121,10 @@ def _without(core: Core, small: frozenset[int]) -> Core:
     return replace(core, units=tuple(units), stages=tuple(stages))
 
 
-def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]]]:
-    """Units left by index, and the units that each stands for."""
+def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]], dict[int, int]]:
+    """Units left by index, the units that each stands for, and the lead among them: the f of the rule."""
     units = dict(enumerate(core.units))
+    lead = {u: u for u in units}
     parts: dict[int, tuple[int, ...]] = {u: (u,) for u in units}
     readers = {b: set(r) for b, r in enumerate(core.readers)}
     maker = {b: u for u, unit in units.items() for b in unit.makes}
@@ -130,9 +138,9 @@ def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tupl
                     readers[b].add(g)
                 parts[g] += parts.pop(u)
                 del units[u]
-            units[g], parts[g] = unit, tuple(sorted(parts[g]))
+            units[g], parts[g], lead[g] = unit, tuple(sorted(parts[g])), lead[f]
             f = g
-    return units, parts
+    return units, parts, lead
 
 
 def _group(
@@ -153,13 +161,13 @@ def _group(
             and unit.makes[0] not in core.held | read
             and readers[unit.makes[0]] == {g}
             and unit.required == units[g].required
+            and core.block_bytes[unit.makes[0]] >= _result_bytes(core, units[g])
         )
 
     if f not in units or len(units[f].makes) != 1 or len(readers[units[f].makes[0]]) != 1:
         return None
     (g,) = readers[units[f].makes[0]]
-    result = sum(core.block_bytes[b] for b in units[g].makes if b not in core.held)
-    if units[g].pinned or not inner(f, g) or core.block_bytes[units[f].makes[0]] < result:
+    if units[g].pinned or not inner(f, g):
         return None
     at_hand = core.held | set(units[f].reads)
     group = [f]
@@ -176,7 +184,7 @@ def _group(
 def _fused(core: Core, inner: list[Unit], last: Unit) -> Unit:
     """One unit for all: run in order, each inner block alive from its making to the end."""
     made = [b for u in inner for b in u.makes]
-    result = sum(core.block_bytes[b] for b in last.makes if b not in core.held)
+    result = _result_bytes(core, last)
     alive = peak = 0
     for u in inner:
         alive += sum(core.block_bytes[b] for b in u.makes)
@@ -185,6 +193,10 @@ def _fused(core: Core, inner: list[Unit], last: Unit) -> Unit:
     reads = {b for u in (*inner, last) for b in u.reads} - set(made)
     cost = sum(u.cost_ns for u in (*inner, last))
     return replace(last, reads=tuple(sorted(reads)), cost_ns=cost, workspace_bytes=workspace)
+
+
+def _result_bytes(core: Core, unit: Unit) -> int:
+    return sum(core.block_bytes[b] for b in unit.makes if b not in core.held)
 
 
 def _renamed(unit: Unit, number: dict[int, int]) -> Unit:

@@ -27,12 +27,9 @@ def add_burst(f: Formulation, merged: Merged, u: int, t: int, *, ordered: bool) 
         for inputs, own_bytes in merged.steps(u):
             fixed, terms = _in_order(f, u, t, inputs)
             f.memory_row(before + fixed, [*terms, (f.again[u, k], own_bytes)])
-    else:  # a merged unit's parts could run apart: of all that it needs only the result is sure
-        made = sum(f.core.block_bytes[b] for b in unit.makes)
-        alone = len(merged.parts[u]) == 1
-        fixed, terms = _in_any_order(f, u, t, unit.reads if alone else ())
-        own_bytes = made + unit.workspace_bytes * alone
-        f.memory_row(before + fixed, [*terms, (f.again[u, k], own_bytes)])
+    else:  # a merged unit's parts could run apart: only its lead surely runs here
+        fixed, terms = _in_any_order(f, u, t, unit.reads)
+        f.memory_row(before + fixed, [*terms, (f.again[u, k], merged.lead_bytes(u))])
 
 
 def _in_order(f: Formulation, u: int, t: int, inputs: frozenset[int]) -> tuple[int, list[Sized]]:
