@@ -77,16 +77,20 @@ def test_every_choice_makes_what_its_stages_read(name: str) -> None:
 
 def test_where_all_sets_are_tried_no_plain_way_is_cheaper_for_what_it_keeps_and_needs() -> None:
     merged, found = cut(corpus.load("resnet50"))
+    compared = 0
     for s, segment in enumerate(found.segments[:-1]):
         part = choices._Part(merged, found, segment, found.segments[s + 1].enters)
         if len(part.own) <= choices.MOST:
-            of_segment = [part.choice(way) for way in part.ways()]
-            plain = [part.choice((kept, part.again(kept, True))) for kept in choices._thinned(part)]
-            for c in plain[:1] + plain[-1:]:
+            sets = choices._thinned(part)
+            plain = [(kept, part.again(kept, stays)) for stays in (False, True) for kept in sets]
+            of_segment = [part.choice(way) for way in part._cheapest(plain)]
+            for c in map(part.choice, (plain[0], plain[len(sets) - 1])):  # all sets are tried at their limits
+                compared += 1
                 assert any(
                     o.again_ns <= c.again_ns and o.kept_bytes <= c.kept_bytes and o.peak_bytes <= c.peak_bytes
                     for o in of_segment
                 )
+    assert compared
 
 
 @pytest.mark.parametrize("budget", [4, 5, 6, 7])

@@ -20,7 +20,6 @@ from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, expand, keep_all
 from rematc.solve.formulate import formulate
-from rematc.solve.improve import Improver, Starts
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.order import best_order, reordered
@@ -212,35 +211,6 @@ def test_the_lowest_peak_is_bounded_from_below(problem: Problem) -> None:
     start = expand(problem, merged, keep_all(merged.core))
     written, bound = lowest(problem, merged, start, Deadline.after(60))
     assert bound <= oracle.minimum_peak(problem) <= written.plan.peak_bytes
-
-
-def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
-    problem = chain(24, ns=100)
-    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
-    merged = unmerged(reduce(asked))
-    start = drop(asked, merged)
-    assert start is not None
-    improver = Improver(asked, lambda: Starts([start]))
-    improver.begin()
-    improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(2))
-    assert improver.best.plan.peak_bytes <= asked.budget_bytes
-    assert improver.best.plan.cost_ns <= start.plan.cost_ns
-
-
-def test_improving_goes_on_from_a_plan_for_another_core_in_that_core() -> None:
-    problem = chain(24, ns=100)
-    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
-    whole = unmerged(reduce(asked))
-    small = merge(whole.core)
-    start, other = drop(asked, whole), expand(asked, small, keep_all(small.core))
-    assert start is not None
-    improver = Improver(asked, lambda: Starts([start]))
-    improver.begin()
-    improver.offer(start)
-    assert improver.searches[0].merged is whole
-    improver.offer(other)
-    assert [search.merged for search in improver.searches] == [small]
-    assert improver.best is other
 
 
 def test_a_stage_too_large_gets_a_span_of_its_own() -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode, encode
-from rematc.solve.expand import Written, expand
+from rematc.solve.expand import Written, excesses, expand
 from rematc.solve.formulate import Formulation
 from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
@@ -21,10 +21,10 @@ from rematc.solve.spans import tightest
 
 FREE, PARTS = 24, 40  # units that are free at the least: so many, and such a part of all
 PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backward pass
-NEAR = 1.1  # times the bound
+NEAR = 1.03  # times the bound
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 NODES = 100
-PATIENCE = 0.25  # of the time left, for one step: most take next to nothing
+PATIENCE, HURRY = 0.25, 0.03  # of the time left, for one step: at most, and while there are several searches
 
 
 class Starts(NamedTuple):
@@ -54,9 +54,11 @@ class Improver:
         if not self.searches and not near and self.starts:
             found, self.bound_ns = self.starts()
             self.starts = None
-            self.searches = [_Neighbourhood(self.problem, plan) for plan in found]
-            self.first = self.best
-        if known:
+            self.searches = [
+                _Neighbourhood(self.problem, plan) for plan in (*found, *([known] if known else []))
+            ]
+            self.first = min(found, key=_cost, default=None)
+        elif known:
             self.offer(known)
 
     def begin_from(self, plan: Written) -> None:
@@ -94,9 +96,10 @@ class Improver:
 class _Neighbourhood:
     """One plan, ``best``, and the search around it; ``is_swept`` once that was everywhere."""
 
-    def __init__(self, problem: Problem, start: Written) -> None:
+    def __init__(self, problem: Problem, start: Written, refined: Refined | None = None) -> None:
         self.problem, self.merged, self.best = problem, start.merged, start
-        self.refined = Refined(tightest(self.merged.core))
+        self.counted = start.merged.counted()
+        self.refined = refined or Refined(tightest(self.merged.core))
         self.near = _Near(self.merged.core)
         self.is_swept = False
         self.parts = self._parts()
@@ -110,48 +113,70 @@ class _Neighbourhood:
                 break
             for _ in range(TRIES):
                 taken += 1
-                if not self._step(free, gap, PATIENCE * deadline.left()) or _at_end(steps - taken, deadline):
+                limit_s = (HURRY if once else PATIENCE) * deadline.left()
+                if not self._step(free, gap, limit_s) or _at_end(steps - taken, deadline):
                     break
         return taken
 
     def _parts(self) -> Iterator[frozenset[int]]:
-        """The units to free, `FREE` of them at first, then twice as many, until it is all of them.
+        """The units to free, few of them at first, then twice as many, until it is all of them.
 
         Then all over again, if that helped.
         """
-        every, before = len(self.near.read), math.inf
+        before = math.inf
         while _cost(self.best) < before:
-            before, n = _cost(self.best), max(FREE, every // PARTS)
-            while n <= 2 * every:
+            before = _cost(self.best)
+            for n in _sizes(len(self.near.read)):
                 *parts, last = self.near.sweep(n)
                 yield from parts
                 self.is_swept = True
                 yield last
-                n *= 2
 
     def _step(self, free: frozenset[int], gap: float, time_limit_s: float) -> bool:
         """Decide about ``free`` units anew; True if memory rows were missing, and now are there."""
-        assert self.problem.budget_bytes is not None
-        f = self.f = self.f or self._formulation()
+        found = self._decided(free, gap, time_limit_s)
+        if found is None:
+            return False
+        if _fits(self.problem, found):
+            self.best = min(self.best, found, key=_cost)
+            return False
+        return self._refined(found)
+
+    def mended(self, gap: float, deadline: Deadline) -> Written | None:
+        """A plan that fits, for one that does not: what is near where that breaks the budget decided anew."""
+        over = {t or 0 for _, t, _ in excesses(self.problem, self.best)}  # forward ends where stage 0 begins
+        for n in _sizes(len(self.near.read)):
+            free = self.near.units(over, n)
+            for _ in range(TRIES):
+                found = self._decided(free, gap, PATIENCE * deadline.left())
+                if found is None or deadline.left() <= 0:
+                    break
+                if _fits(self.problem, found):
+                    return found
+                if not self._refined(found):
+                    return None
+        return None
+
+    def _decided(self, free: frozenset[int], gap: float, time_limit_s: float) -> Written | None:
+        """``best`` with ``free`` units decided anew, as far as the memory rows that are there say."""
+        f = self.f = self.f or build(self.problem, self.counted, self.refined, closures=False)
         said = encode(f, self.best.draft)
         fixed = {x: v for x, (u, v) in said.items() if u not in free}
         hint = {x: v for x, (u, v) in said.items() if u in free}
         result = f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, fixed=fixed, hint=hint)
-        if result.values is None:
-            return False
-        found = expand(self.problem, self.merged, decode(f, result.values))
-        if found.plan.peak_bytes <= self.problem.budget_bytes:
-            self.best = min(self.best, found, key=_cost)
-            return False
-        if not refine(self.problem, self.merged, self.refined, found, at_once=16, strict=True):
-            return False
-        self.f = None
-        return True
+        return None if result.values is None else expand(self.problem, self.merged, decode(f, result.values))
 
-    def _formulation(self) -> Formulation:
-        assert self.problem.budget_bytes is not None
-        counted = self.problem.with_budget(self.problem.budget_bytes - self.merged.small_bytes)
-        return build(counted, self.merged, self.refined, closures=False)
+    def _refined(self, found: Written) -> bool:
+        """The memory rows that ``found`` breaks are added; False if they were there."""
+        self.f = None
+        return refine(self.problem, self.merged, self.refined, found, at_once=16, strict=True)
+
+
+def mended(
+    problem: Problem, written: Written, refined: Refined, gap: float, deadline: Deadline
+) -> Written | None:
+    """A plan that fits, like ``written``, which does not; None if none is found near it."""
+    return _Neighbourhood(problem, written, refined.copy()).mended(gap, deadline)
 
 
 class _Near:
@@ -187,8 +212,22 @@ class _Near:
             yield from (self.units((t, places[(i + shift) % len(places)]), n) for i, t in enumerate(places))
 
 
+def _sizes(every: int) -> Iterator[int]:
+    """How many units of ``every`` to free at once: `FREE` or a part of all, and twice that, up to all."""
+    n = max(FREE, every // PARTS)
+    yield n
+    while n <= every:
+        n *= 2
+        yield n
+
+
 def _at_end(steps: float, deadline: Deadline) -> bool:
     return steps <= 0 or deadline.left() <= 0
+
+
+def _fits(problem: Problem, written: Written) -> bool:
+    assert problem.budget_bytes is not None
+    return written.plan.peak_bytes <= problem.budget_bytes
 
 
 def _cost(written: Written) -> int:

@@ -4,6 +4,8 @@ A *chain*: unit f makes one block v, which only unit g reads, and g's result is 
 g reads is read by f too, is always at hand, or is made for g alone from what f reads and no smaller than
 g's result. Whoever would keep v, or what is made for g alone, can run g when f runs and keep its result
 instead, for the same time and no more memory. So f, g and what is made for g alone become one unit.
+
+Before that, the smallest blocks are taken out: they are saved, and not decided about.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ class Merged:
     """A smaller `Core`, and how it stands to the full one.
 
     ``parts[u]`` are the full core's units behind unit u, in order, and ``lead[u]`` is the one of them that
-    surely runs where u does; ``full_block[b]`` is the full core's block behind block b. The full core's ``small`` blocks are saved by every plan, and are not in
-    the smaller core.
+    surely runs where u does; ``full_block[b]`` is the full core's block behind block b. The full core's
+    ``small`` blocks are not in the smaller core: wherever one is read, it is saved.
     """
 
     core: Core
@@ -34,8 +36,20 @@ class Merged:
 
     @property
     def small_bytes(self) -> int:
-        """What the blocks take that the smaller core does not count."""
+        """What the blocks take at the most that the smaller core does not count."""
         return sum(self.full.block_bytes[b] for b in self.small)
+
+    def counted(self) -> Merged:
+        """The same, but each stage counts the small blocks that it or a later one reads."""
+        if not self.small:
+            return self
+        stages, later = list[Stage](), set[int]()
+        for stage, full in zip(reversed(self.core.stages), reversed(self.full.stages), strict=True):
+            later |= self.small.intersection(full.reads)
+            more = sum(self.full.block_bytes[b] for b in later)
+            before, during = stage.before_bytes + more, stage.op_bytes + more
+            stages.append(replace(stage, before_bytes=before, op_bytes=during))
+        return replace(self, core=replace(self.core, stages=tuple(reversed(stages))))
 
     def steps(self, u: int) -> list[tuple[frozenset[int], int]]:
         """For each part of unit u, in order: the core's blocks that it or a later one reads, its bytes.
@@ -78,7 +92,7 @@ def merge(full: Core, most_bytes: int = 0) -> Merged:
     small = _small(full, SMALL * most_bytes)
     rest = _without(full, small)
     units, parts, lead = _chains(rest, {b for stage in rest.stages for b in stage.reads})
-    units = {u: unit for u, unit in units.items() if unit.makes or not small}
+    units = {u: unit for u, unit in units.items() if unit.makes or not small}  # some made small ones alone
     blocks = [b for u in sorted(units) for b in units[u].makes]
     number = {b: n for n, b in enumerate(blocks)}
     place = {u: n for n, u in enumerate(sorted(units))}

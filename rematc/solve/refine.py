@@ -84,13 +84,18 @@ def refine(
 ) -> bool:
     """Tell apart what makes ``written`` break the budget; False if all of that was told apart before.
 
-    ``strict``: memory rows are in the given order at once.
+    ``strict``: memory rows are in the given order at once. If not, a stage told apart may be over by the
+    small blocks, which no row counts.
     """
     size = refined.size
     full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
     unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
     over: dict[int, int] = {}
-    found = list(excesses(problem, written))
+    found = [
+        (op, t, excess)
+        for op, t, excess in excesses(problem, written)
+        if strict or excess > merged.small_bytes or t is None or not _is_single(refined, t)
+    ]
     for op, t, excess in found:
         if t is not None:
             over[t] = max(excess, over.get(t, 0))
@@ -100,11 +105,15 @@ def refine(
     known = set(refined.any_order)
     for op, t, _ in found:
         is_first_run = t is not None and op in unit and merged.core.stages[t].unit == unit[op]
-        if t in worst and op in unit and not is_first_run and refined.spans.is_single(refined.spans.of(t)):
+        if t in worst and op in unit and not is_first_run and _is_single(refined, t):
             pair = (unit[op], t)
             (refined.in_order if strict or pair in known else refined.any_order).add(pair)
     refined.spans = refined.spans.alone(worst)
     return refined.size > size
+
+
+def _is_single(refined: Refined, t: int) -> bool:
+    return refined.spans.is_single(refined.spans.of(t))
 
 
 def _worst(over: dict[int, int], at_once: int) -> list[int]:

@@ -9,7 +9,7 @@ from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.expand import Written, expand
-from rematc.solve.improve import Improver
+from rematc.solve.improve import Improver, mended
 from rematc.solve.merge import Merged
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 
@@ -22,7 +22,9 @@ ALMOST = 0.9  # of the gap: rounding takes the rest
 NODES = 400
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
+MENDING = 0.1  # of the time left, to mend what a round found
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
+HOPELESS = 1.25  # times the bound: not worth mending
 STEPS = 4  # of the improver after the first round, then twice as many after each
 
 
@@ -67,10 +69,9 @@ def search(
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= problem.budget_bytes
         is_simple = n < SIMPLE_ROUNDS
-        if fits or is_simple:
-            near = written if fits else None
-        else:
-            near = _with_margin(problem, merged, refined, written, asked, deadline)
+        near = written if fits else None
+        if not (fits or is_simple or written.plan.cost_ns > HOPELESS * bound):
+            near = _near(problem, merged, refined, written, asked, goal, deadline)
         if near:
             best = min(best or near, near, key=lambda w: w.plan.cost_ns)
         if improver and not is_simple and not _reached(best, goal):
@@ -85,6 +86,8 @@ def search(
             asked = final
         elif refine(problem, merged, refined, written, at_once=at_once):
             asked = max(final, asked / 2)
+        elif asked > final:  # all is told apart
+            asked = final
         else:
             break
     return Found(best, bound, False)
@@ -92,6 +95,23 @@ def search(
 
 def _reached(best: Written | None, goal_ns: float) -> bool:
     return best is not None and best.plan.cost_ns <= goal_ns
+
+
+def _near(
+    problem: Problem,
+    merged: Merged,
+    refined: Refined,
+    written: Written,
+    gap: float,
+    goal_ns: float,
+    deadline: Deadline,
+) -> Written | None:
+    """The cheapest plan that fits among those found near ``written``, which does not."""
+    found = mended(problem, written, refined, gap / 2, Deadline.after(MENDING * deadline.left()))
+    if found and found.plan.cost_ns <= goal_ns:
+        return found
+    other = _with_margin(problem, merged, refined, written, gap, deadline)
+    return min(filter(None, (found, other)), key=lambda w: w.plan.cost_ns, default=None)
 
 
 def _with_margin(

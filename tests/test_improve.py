@@ -1,0 +1,113 @@
+"""Plans made cheaper part by part, and plans mended that do not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from rematc.options import SolveOptions
+from rematc.problem import Problem
+from rematc.solve import merge as merging
+from rematc.solve import solve, solver
+from rematc.solve.deadline import Deadline
+from rematc.solve.decode import decode
+from rematc.solve.drop import drop
+from rematc.solve.expand import expand, keep_all
+from rematc.solve.improve import Improver, Starts, mended
+from rematc.solve.merge import merge, unmerged
+from rematc.solve.reduce import reduce
+from rematc.solve.refine import Refined, build
+from rematc.solve.spans import tightest
+from tests.graphs import Builder, chain, save_all_peak
+
+
+def two_thirds(problem: Problem) -> Problem:
+    return problem.with_budget(save_all_peak(problem) * 2 // 3)
+
+
+def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
+    problem = chain(24, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    merged = unmerged(reduce(asked))
+    start = drop(asked, merged)
+    assert start is not None
+    improver = Improver(asked, lambda: Starts([start]))
+    improver.begin()
+    improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(2))
+    assert improver.best.plan.peak_bytes <= asked.budget_bytes
+    assert improver.best.plan.cost_ns <= start.plan.cost_ns
+
+
+def test_improving_goes_on_from_a_plan_for_another_core_in_that_core() -> None:
+    problem = chain(24, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    whole = unmerged(reduce(asked))
+    small = merge(whole.core)
+    start, other = drop(asked, whole), expand(asked, small, keep_all(small.core))
+    assert start is not None
+    improver = Improver(asked, lambda: Starts([start]))
+    improver.begin()
+    improver.offer(start)
+    assert improver.searches[0].merged is whole
+    improver.offer(other)
+    assert [search.merged for search in improver.searches] == [small]
+    assert improver.best is other
+
+
+@pytest.mark.parametrize("layers", [6, 10, 30])
+def test_however_few_there_are_each_start_is_swept_and_the_cheapest_goes_on(layers: int) -> None:
+    asked = two_thirds(chain(layers, ns=100))
+    merged = unmerged(reduce(asked))
+    start = drop(asked, merged)
+    assert start is not None
+    improver = Improver(asked, lambda: Starts([start, start]))
+    improver.begin()
+    end = Deadline.after(60)
+    improver.run(goal_ns=0, gap=0.0, deadline=end)
+    assert len(improver.searches) == 1
+    assert end.left() > 0  # all was free at once, and there was nothing left to try
+
+
+def test_what_breaks_the_budget_is_mended_where_it_does() -> None:
+    problem = chain(40, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) // 3)
+    merged = unmerged(reduce(asked))
+    refined = Refined(tightest(merged.core))
+    f = build(asked, merged, refined)
+    result = f.model.solve(gap=0.0)
+    assert result.values is not None
+    over = expand(asked, merged, decode(f, result.values))
+    assert over.plan.peak_bytes > asked.budget_bytes
+    found = mended(asked, over, refined, 0.0, Deadline.after(60))
+    assert found is not None and found.plan.peak_bytes <= asked.budget_bytes
+    assert refined.size == Refined(tightest(merged.core)).size  # that of the search stays as it was
+
+
+def with_statistics(layers: int) -> Problem:
+    """A chain of blocks of one size, each second one with a small value beside it that backward reads."""
+    b = Builder()
+    a, small = [b.input("x")], list[int]()
+    for i in range(layers):
+        made = b.op(f"f{i}", [a[-1]], 100_000, *([10] if i % 2 else []), ns=1 + i % 3)
+        a.append(made[0])
+        small.append(made[-1])
+    dy = b.tangent("dy")
+    for i in reversed(range(layers)):
+        (dy,) = b.op(f"b{i}", sorted({a[i], small[i], dy}), 1, phase="backward")
+    return b.problem([a[-1]], [dy])
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.8])
+@pytest.mark.parametrize("few", [0, 64])
+def test_a_budget_that_only_small_blocks_break_is_met_at_no_more_cost(
+    share: float, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget is a whole number of blocks: the relaxation fills it, and the small ones come on top."""
+    monkeypatch.setattr(solver, "FEW_UNITS", few)
+    problem = with_statistics(28)
+    budget = int(share * save_all_peak(problem)) // 100_000 * 100_000 + 2
+    best = solve(problem, SolveOptions(gap=0.0, time_limit_s=60), budget_bytes=budget)
+    monkeypatch.setattr(merging, "SMALL", 0)
+    every = solve(problem, SolveOptions(gap=0.0, time_limit_s=60), budget_bytes=budget)
+    assert every.status == "optimal"
+    assert best.cost_ns == every.cost_ns
+    assert best.status == "optimal" or not few
