@@ -63,7 +63,7 @@ class Ways:
     """
 
     def __init__(self, size: Sequence[int], runs: Sequence[Run], points: Sequence[Point], limit: int) -> None:
-        self.points, self.limit = points, limit
+        self.limit = limit
         self.sets = np.arange(1 << len(size))
         self.bytes = np.zeros(len(self.sets), dtype=np.int64)
         for n, each in enumerate(size):
