@@ -24,7 +24,7 @@ PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backwar
 NEAR = 1.03  # times the bound
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 NODES = 100
-PATIENCE, HURRY = 0.25, 0.03  # of the time left, for one step: at most, and while there are several searches
+PATIENCE = 0.25  # of the time left, for one step: most take next to nothing
 
 
 class Starts(NamedTuple):
@@ -113,8 +113,7 @@ class _Neighbourhood:
                 break
             for _ in range(TRIES):
                 taken += 1
-                limit_s = (HURRY if once else PATIENCE) * deadline.left()
-                if not self._step(free, gap, limit_s) or _at_end(steps - taken, deadline):
+                if not self._step(free, gap, PATIENCE * deadline.left()) or _at_end(steps - taken, deadline):
                     break
         return taken
 

@@ -24,7 +24,7 @@ ROOM = 2000  # stages told apart in a round, times units: with more the next one
 SHARE = 0.5  # of the time left, for one round
 MENDING = 0.1  # of the time left, to mend what a round found
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
-HOPELESS = 1.25  # times the bound: not worth mending
+HOPELESS = 1.25  # times the bound, where the MILP was cut short
 STEPS = 4  # of the improver after the first round, then twice as many after each
 
 
@@ -70,8 +70,9 @@ def search(
         fits = written.plan.peak_bytes <= problem.budget_bytes
         is_simple = n < SIMPLE_ROUNDS
         near = written if fits else None
-        if not (fits or is_simple or written.plan.cost_ns > HOPELESS * bound):
-            near = _near(problem, merged, refined, written, asked, goal, deadline)
+        is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * bound
+        if not (fits or is_simple or is_hopeless):
+            near = _near(problem, merged, refined, written, asked, deadline)
         if near:
             best = min(best or near, near, key=lambda w: w.plan.cost_ns)
         if improver and not is_simple and not _reached(best, goal):
@@ -82,6 +83,8 @@ def search(
             best = improver.best or best
         if _reached(best, goal) or (fits and asked <= final):  # the relaxation has nothing more to say
             return Found(best, bound, result.finished)
+        if is_hopeless:  # refined further it only takes longer
+            break
         if fits:
             asked = final
         elif refine(problem, merged, refined, written, at_once=at_once):
@@ -98,38 +101,35 @@ def _reached(best: Written | None, goal_ns: float) -> bool:
 
 
 def _near(
-    problem: Problem,
-    merged: Merged,
-    refined: Refined,
-    written: Written,
-    gap: float,
-    goal_ns: float,
-    deadline: Deadline,
+    problem: Problem, merged: Merged, refined: Refined, written: Written, gap: float, deadline: Deadline
 ) -> Written | None:
-    """The cheapest plan that fits among those found near ``written``, which does not."""
-    found = mended(problem, written, refined, gap / 2, Deadline.after(MENDING * deadline.left()))
-    if found and found.plan.cost_ns <= goal_ns:
-        return found
-    other = _with_margin(problem, merged, refined, written, gap, deadline)
-    return min(filter(None, (found, other)), key=lambda w: w.plan.cost_ns, default=None)
+    """A plan that fits, found near ``written``, which breaks the budget by little."""
+    assert problem.budget_bytes is not None
+    excess = written.plan.peak_bytes - problem.budget_bytes
+    if excess > LITTLE * problem.budget_bytes:
+        return None
+    found = _with_margin(problem, merged, refined, excess, gap, deadline)
+    return found or mended(problem, written, refined, gap / 2, Deadline.after(MENDING * deadline.left()))
 
 
 def _with_margin(
-    problem: Problem, merged: Merged, refined: Refined, written: Written, gap: float, deadline: Deadline
+    problem: Problem, merged: Merged, refined: Refined, excess: int, gap: float, deadline: Deadline
 ) -> Written | None:
-    """A plan that fits, for a budget less what ``written`` breaks it by, if that is little."""
+    """A plan for a budget less what the last one broke it by, as long as that helps."""
     assert problem.budget_bytes is not None
     asked = problem.budget_bytes
     for _ in range(MARGINS):
-        excess = written.plan.peak_bytes - problem.budget_bytes
-        if excess <= 0:
-            return written
-        if excess > LITTLE * problem.budget_bytes or deadline.left() <= 0:
-            return None
+        if deadline.left() <= 0:
+            break
         asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
         f = build(problem.with_budget(asked), merged, refined)
         result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
         if result.values is None:
-            return None
+            break
         written = expand(problem, merged, decode(f, result.values))
+        before, excess = excess, written.plan.peak_bytes - problem.budget_bytes
+        if excess <= 0:
+            return written
+        if excess > before / 2:
+            break
     return None
