@@ -90,7 +90,7 @@ def any_order_bound(problem: Problem) -> int:
 
 @pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 200, 50)], ids=str)
 def test_what_is_made_for_one_reader_alone_merges_where_no_plan_gains_by_keeping_it(seeds: range) -> None:
-    """A small block for a large result can be worth saving by itself; and not all parts run where one does."""
+    """A small block can be worth saving by itself; and not all parts need run where one does."""
     merges = recomputed = 0
     for seed in seeds:
         problem = in_groups(seed)
