@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -238,6 +239,16 @@ def budgets(problem: Problem) -> tuple[int, ...]:
     high = max(low, save_all_peak(problem))
     shares = (low, low + (high - low) // 4, (low + high) // 2, high - 1, high)
     return tuple(sorted({s for s in shares if s >= low}))
+
+
+def with_optima(problems: Iterable[Problem]) -> Iterator[tuple[Problem, int]]:
+    """Each problem under each of its `budgets`, and what the cheapest plan of all costs, in ns."""
+    for problem in problems:
+        for budget in budgets(problem):
+            asked = problem.with_budget(budget)
+            best = oracle.search(asked)
+            assert best is not None
+            yield asked, best.cost_ns
 
 
 def problems(ops: int = 10) -> st.SearchStrategy[Problem]:

@@ -7,7 +7,8 @@ import pytest
 from rematc.options import SolveOptions
 from rematc.problem import Problem
 from rematc.solve import merge as merging
-from rematc.solve import solve, solver
+from rematc.solve import search as searching
+from rematc.solve import solve
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.drop import drop
@@ -25,8 +26,7 @@ def two_thirds(problem: Problem) -> Problem:
 
 
 def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
-    problem = chain(24, ns=100)
-    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    asked = two_thirds(chain(24, ns=100))
     merged = unmerged(reduce(asked))
     start = drop(asked, merged)
     assert start is not None
@@ -38,8 +38,7 @@ def test_improving_starts_from_a_plan_and_ends_with_one_no_dearer() -> None:
 
 
 def test_improving_goes_on_from_a_plan_for_another_core_in_that_core() -> None:
-    problem = chain(24, ns=100)
-    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    asked = two_thirds(chain(24, ns=100))
     whole = unmerged(reduce(asked))
     small = merge(whole.core)
     start, other = drop(asked, whole), expand(asked, small, keep_all(small.core))
@@ -96,13 +95,25 @@ def with_statistics(layers: int) -> Problem:
     return b.problem([a[-1]], [dy])
 
 
+def test_the_search_mends_what_breaks_the_budget_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a margin does not help."""
+    monkeypatch.setattr(merging, "FEW", 0)
+    monkeypatch.setattr(searching, "_with_margin", lambda *given: None)
+    problem = with_statistics(28)
+    asked = problem.with_budget(save_all_peak(problem) // 200_000 * 100_000 + 2)
+    merged = merge(reduce(asked), 28 * 100_000)
+    assert merged.small
+    found = searching.search(asked, merged, Refined(tightest(merged.core)), 0.0, Deadline.after(60))
+    assert found.best is not None and found.best.plan.peak_bytes <= asked.budget_bytes
+
+
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.8])
 @pytest.mark.parametrize("few", [0, 64])
 def test_a_budget_that_only_small_blocks_break_is_met_at_no_more_cost(
     share: float, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The budget is a whole number of blocks: the relaxation fills it, and the small ones come on top."""
-    monkeypatch.setattr(solver, "FEW_UNITS", few)
+    monkeypatch.setattr(merging, "FEW", few)
     problem = with_statistics(28)
     budget = int(share * save_all_peak(problem)) // 100_000 * 100_000 + 2
     best = solve(problem, SolveOptions(gap=0.0, time_limit_s=60), budget_bytes=budget)

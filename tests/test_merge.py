@@ -7,12 +7,10 @@ import random
 import pytest
 from hypothesis import given, settings
 
-from rematc.errors import BudgetError
-from rematc.options import SolveOptions
 from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import merge as merging
-from rematc.solve import solve, solver
+from rematc.solve import solver
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import encode
 from rematc.solve.drop import drop
@@ -22,8 +20,8 @@ from rematc.solve.reduce import Core, reduce
 from rematc.solve.refine import Refined, build, complete
 from rematc.solve.search import search
 from rematc.solve.spans import every_stage, tightest
-from tests import oracle
-from tests.graphs import Builder, budgets, problems, random_problem
+from tests.graphs import Builder, budgets, problems, random_problem, with_optima
+from tests.test_search import solved
 
 
 @settings(max_examples=40)
@@ -92,18 +90,13 @@ def any_order_bound(problem: Problem) -> int:
 def test_what_is_made_for_one_reader_alone_merges_where_no_plan_gains_by_keeping_it(seeds: range) -> None:
     """A small block can be worth saving by itself; and not all parts need run where one does."""
     merges = recomputed = 0
-    for seed in seeds:
-        problem = in_groups(seed)
-        for budget in budgets(problem):
-            asked = problem.with_budget(budget)
-            best = oracle.search(asked)
-            assert best is not None
-            merged = merge(reduce(asked, pauses=1))
-            found = search(asked, merged, complete(merged.core), 0.0, Deadline.after(60)).best
-            assert found is None or found.plan.cost_ns == best.cost_ns
-            assert any_order_bound(asked) <= best.cost_ns
-            merges += any(len(parts) > 1 for parts in merged.parts)
-            recomputed += best.cost_ns > 0
+    for asked, least_ns in with_optima(map(in_groups, seeds)):
+        merged = merge(reduce(asked, pauses=1))
+        found = search(asked, merged, complete(merged.core), 0.0, Deadline.after(60)).best
+        assert found is None or found.plan.cost_ns == least_ns
+        assert any_order_bound(asked) <= least_ns
+        merges += any(len(parts) > 1 for parts in merged.parts)
+        recomputed += least_ns > 0
     assert merges > 50 and recomputed > 50
 
 
@@ -121,9 +114,20 @@ def test_where_a_merged_unit_runs_its_lead_surely_does() -> None:
     assert merged.lead_bytes(0) == 8 + 6
 
 
+def room(problem: Problem) -> int:
+    assert problem.budget_bytes is not None
+    return problem.budget_bytes - problem.base_bytes
+
+
 @pytest.fixture
-def left_out(monkeypatch: pytest.MonkeyPatch) -> list[Merged]:
-    """What the solver made of each problem that it took for a large one; half of the room counts as small."""
+def half_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "FEW", 0)
+    monkeypatch.setattr(merging, "SMALL", 0.5)
+
+
+@pytest.fixture
+def left_out(half_is_small: None, monkeypatch: pytest.MonkeyPatch) -> list[Merged]:
+    """What the solver made of each problem that it took for a large one."""
     seen: list[Merged] = []
 
     def merging_and_telling(full: Core, most_bytes: int = 0) -> Merged:
@@ -131,56 +135,40 @@ def left_out(monkeypatch: pytest.MonkeyPatch) -> list[Merged]:
         return seen[-1]
 
     monkeypatch.setattr(solver, "EXACT_OPS", 0)
-    monkeypatch.setattr(solver, "FEW_UNITS", 0)
-    monkeypatch.setattr(merging, "SMALL", 0.5)
     monkeypatch.setattr(solver, "merge", merging_and_telling)
     return seen
 
 
 def test_what_is_small_leaves_the_bound_a_bound(left_out: list[Merged]) -> None:
     """Blocks that are always saved count nothing for the bound, and all that they take for the plan."""
-    for seed in range(200):
-        problem = random_problem(seed)
-        for budget in budgets(problem):
-            asked = problem.with_budget(budget)
-            best = oracle.search(asked)
-            assert best is not None
-            try:
-                plan = solve(asked, SolveOptions(gap=0.0))
-            except BudgetError:
-                continue
-            assert plan.bound_ns <= best.cost_ns <= plan.cost_ns
+    for asked, least_ns in with_optima(map(random_problem, range(200))):
+        if (plan := solved(asked)) is not None:
+            assert plan.bound_ns <= least_ns <= plan.cost_ns
     assert sum(any(m.full.block_bytes[b] for b in m.small) for m in left_out) > 50
 
 
-def test_the_bound_of_the_search_counts_nothing_for_what_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("half_is_small")
+def test_the_bound_of_the_search_counts_nothing_for_what_is_small() -> None:
     """The search's own bound, which no plan's cost has cut: with the small blocks' bytes it is too high."""
-    monkeypatch.setattr(merging, "SMALL", 0.5)
     below = 0
-    for seed in range(200):
-        problem = random_problem(seed)
-        for budget in budgets(problem):
-            asked = problem.with_budget(budget)
-            best = oracle.search(asked)
-            merged = merge(reduce(asked), budget - asked.base_bytes)
-            found = search(asked, merged, Refined(tightest(merged.core)), 0.0, Deadline.after(10))
-            assert best is not None and found.bound_ns <= best.cost_ns
-            below += bool(merged.small_bytes) and found.bound_ns < best.cost_ns
+    for asked, least_ns in with_optima(map(random_problem, range(200))):
+        merged = merge(reduce(asked), room(asked))
+        found = search(asked, merged, Refined(tightest(merged.core)), 0.0, Deadline.after(10))
+        assert found.bound_ns <= least_ns
+        below += bool(merged.small_bytes) and found.bound_ns < least_ns
     assert below > 20
 
 
+@pytest.mark.usefixtures("half_is_small")
 @pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 200, 50)], ids=str)
-def test_a_plan_that_fits_fits_when_small_blocks_are_counted(
-    seeds: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_fits_fits_when_small_blocks_are_counted(seeds: range) -> None:
     """All that is decided about stays as it is: the rows that hold in any order are met, to the last byte."""
-    monkeypatch.setattr(merging, "SMALL", 0.5)
     counted = 0
     for seed in seeds:
         problem = random_problem(seed)
         for budget in budgets(problem):
             asked = problem.with_budget(budget)
-            merged = merge(reduce(asked), budget - asked.base_bytes)
+            merged = merge(reduce(asked), room(asked))
             written = drop(asked, merged)
             if written is None:
                 continue

@@ -17,8 +17,7 @@ from rematc.solve.merge import merge, unmerged
 from rematc.solve.plain import PlainChain, plain_chain
 from rematc.solve.reduce import reduce
 from rematc.solve.reversal import Reversal, reversal
-from tests import oracle
-from tests.graphs import Builder, budgets, random_problem
+from tests.graphs import Builder, random_problem, with_optima
 
 
 def random_chain(rng: random.Random, n: int, *, even: bool, falls: bool = True) -> Problem:
@@ -69,24 +68,19 @@ def test_no_plan_for_a_chain_costs_less_than_the_bound_and_most_are_found(even: 
     """Exhaustive search knows every plan: in any order, with pauses anywhere."""
     rng = random.Random(1)
     bounded = optimal = asked = 0
-    for _ in range(60):
-        problem = random_chain(rng, 4, even=even)
-        for budget in budgets(problem):
-            limited = problem.with_budget(budget)
-            best = oracle.search(limited)
-            assert best is not None
-            core = unmerged(reduce(limited))
-            path = plain_chain(core.core)
-            if path is None:
-                continue
-            written, bound = reversal(limited, core, 0.0, Deadline.after(60))
-            assert bound <= best.cost_ns
-            if written is not None:
-                validate(limited, written.plan)
-                assert written.plan.cost_ns >= best.cost_ns
-            asked += best.cost_ns > 0
-            bounded += bound == best.cost_ns > 0
-            optimal += written is not None and written.plan.cost_ns == best.cost_ns > 0
+    for limited, least_ns in with_optima(random_chain(rng, 4, even=even) for _ in range(60)):
+        core = unmerged(reduce(limited))
+        path = plain_chain(core.core)
+        if path is None:
+            continue
+        written, bound = reversal(limited, core, 0.0, Deadline.after(60))
+        assert bound <= least_ns
+        if written is not None:
+            validate(limited, written.plan)
+            assert written.plan.cost_ns >= least_ns
+        asked += least_ns > 0
+        bounded += bound == least_ns > 0
+        optimal += written is not None and written.plan.cost_ns == least_ns > 0
     assert asked > 100
     assert min(optimal, bounded) > 0.85 * asked
 
@@ -94,31 +88,24 @@ def test_no_plan_for_a_chain_costs_less_than_the_bound_and_most_are_found(even: 
 @pytest.mark.parametrize("seeds", [range(start, start + 100) for start in range(0, 300, 100)], ids=str)
 def test_the_bound_of_a_chain_holds_for_all_of_the_graph(seeds: range) -> None:
     positive = 0
-    for seed in seeds:
-        problem = random_problem(seed)
-        for budget in budgets(problem):
-            limited = problem.with_budget(budget)
-            path = plain_chain(merge(reduce(limited)).core, share=0.0)
-            best = oracle.search(limited)
-            if path is not None and best is not None:
-                bound = Reversal(path, budget, for_plan=False).least_ns
-                assert bound is not None and bound <= best.cost_ns
-                positive += bound > 0
+    for limited, least_ns in with_optima(map(random_problem, seeds)):
+        path = plain_chain(merge(reduce(limited)).core, share=0.0)
+        if path is not None:
+            bound = Reversal(path, limited.budget_bytes, for_plan=False).least_ns
+            assert bound is not None and bound <= least_ns
+            positive += bound > 0
     assert positive > 2
 
 
 def test_blocks_that_grow_count_as_the_least_before_them() -> None:
     """To give up a small one for a large one later may take memory that is not there."""
     rng, positive = random.Random(2), 0
-    for _ in range(250):
-        problem = random_chain(rng, 4, even=False, falls=False)
-        for budget in budgets(problem):
-            limited = problem.with_budget(budget)
-            chain, best = plain_chain(reduce(limited), share=0.0), oracle.search(limited)
-            if chain is not None and best is not None:
-                bound = Reversal(chain, budget, for_plan=False).least_ns
-                assert bound is not None and bound <= best.cost_ns
-                positive += bound > 0
+    for limited, least_ns in with_optima(random_chain(rng, 4, even=False, falls=False) for _ in range(250)):
+        path = plain_chain(reduce(limited), share=0.0)
+        if path is not None:
+            bound = Reversal(path, limited.budget_bytes, for_plan=False).least_ns
+            assert bound is not None and bound <= least_ns
+            positive += bound > 0
     assert positive > 100
 
 

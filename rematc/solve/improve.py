@@ -21,7 +21,7 @@ from rematc.solve.spans import tightest
 
 FREE, PARTS = 24, 40  # units that are free at the least: so many, and such a part of all
 PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backward pass
-NEAR = 1.03  # times the bound
+NEAR = 1.03  # times the bound: a plan so cheap is the only start
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 NODES = 100
 PATIENCE = 0.25  # of the time left, for one step: most take next to nothing
@@ -54,9 +54,8 @@ class Improver:
         if not self.searches and not near and self.starts:
             found, self.bound_ns = self.starts()
             self.starts = None
-            self.searches = [
-                _Neighbourhood(self.problem, plan) for plan in (*found, *([known] if known else []))
-            ]
+            starts = [*found, known] if known else found
+            self.searches = [_Neighbourhood(self.problem, plan) for plan in starts]
             self.first = min(found, key=_cost, default=None)
         elif known:
             self.offer(known)

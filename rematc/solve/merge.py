@@ -5,7 +5,7 @@ g reads is read by f too, is always at hand, or is made for g alone from what f 
 g's result. Whoever would keep v, or what is made for g alone, can run g when f runs and keep its result
 instead, for the same time and no more memory. So f, g and what is made for g alone become one unit.
 
-Before that, the smallest blocks are taken out: they are saved, and not decided about.
+Before that, the smallest blocks of a large core are taken out: they are saved, and not decided about.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 
 from rematc.solve.reduce import Core, Stage, Unit
 
+FEW = 64  # units; with no more, the small blocks are decided about too
 SMALL = 0.001  # of what there is room for, or of what there is no room for, whichever is less
 
 
@@ -87,7 +88,8 @@ def merge(full: Core, most_bytes: int = 0) -> Merged:
     """Apply the rule to ``full``, as `reduce` made it, as often as it fits.
 
     Near the floor it can matter: what the first of a chain reads is counted until the last is done.
-    Blocks that together are no more than `SMALL` of ``most_bytes`` are not decided about, but saved.
+    Blocks of more than `FEW` units that together are no more than `SMALL` of ``most_bytes`` are not decided
+    about, but saved.
     """
     small = _small(full, SMALL * most_bytes)
     rest = _without(full, small)
@@ -110,7 +112,7 @@ def merge(full: Core, most_bytes: int = 0) -> Merged:
 
 def _small(core: Core, most_bytes: float) -> frozenset[int]:
     """The smallest blocks, of ``most_bytes`` together, among those that the forward pass makes anyway."""
-    if most_bytes <= 0 or max(core.born, default=0) >= 0:
+    if most_bytes <= 0 or len(core.units) <= FEW or max(core.born, default=0) >= 0:
         return frozenset()
     found: list[int] = []
     made = [b for u in core.units if u.required for b in u.makes if b not in core.held]

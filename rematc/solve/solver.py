@@ -25,7 +25,6 @@ from rematc.solve.search import Found, search
 from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
-FEW_UNITS = 64  # no more, and the small blocks are decided about too
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()
@@ -77,8 +76,7 @@ def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
     if len(problem.graph.ops) <= EXACT_OPS:
         return _solve_exactly(problem, options)
     little = min(problem.budget_bytes - problem.base_bytes, free.peak_bytes - problem.budget_bytes)
-    few = len(whole.core.units) <= FEW_UNITS
-    return _solve_large(problem, merge(whole.core, 0 if few else little), options, started)
+    return _solve_large(problem, merge(whole.core, little), options, started)
 
 
 def _cheapest(problem: Problem, whole: Merged) -> Plan:
