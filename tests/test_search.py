@@ -125,7 +125,7 @@ def test_a_round_that_the_clock_cut_far_from_the_bound_is_the_last(monkeypatch: 
         return rounds[-1]
 
     start = Refined(tightest(merged.core))
-    whole = search(asked, merged, start.copy(), 0.0, Deadline.after(60))
+    whole = search(asked, merged, start.within(0), 0.0, Deadline.after(60))
     monkeypatch.setattr(Model, "solve", cut_short)
     found = search(asked, merged, start, 0.0, Deadline.after(60))
     assert whole.finished and len(rounds) == 1
@@ -269,7 +269,7 @@ def test_one_second_is_enough_for_a_plan_and_a_bound() -> None:
 
 def test_refining_a_copy_leaves_the_first_alone() -> None:
     first = Refined(Spans((0,), 4))
-    second = first.copy()
+    second = first.within(0)
     second.in_order.add((0, 1))
     assert not first.in_order
     assert first.bounds_all

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rematc.solve.expand import Draft
 from rematc.solve.formulate import Formulation
 from rematc.solve.reduce import Core
+from rematc.solve.tail import Way
 
 
 def decode(f: Formulation, values: Sequence[float]) -> Draft:
@@ -24,8 +25,9 @@ def decode(f: Formulation, values: Sequence[float]) -> Draft:
     for (u, k), x in f.again.items():
         if values[x] > 0.5:
             again[k].add(u)
+    way = _way(f, there[-1])
     runs: list[tuple[int, ...]] = []
-    for k, (at_hand, left) in enumerate(zip(there, again, strict=True)):
+    for k, at_hand, left in zip(f.told, there, again, strict=False):
         for t in f.spans[k]:
             wanted = set(core.stages[t].reads)
             if t == f.spans[k][-1]:
@@ -36,15 +38,28 @@ def decode(f: Formulation, values: Sequence[float]) -> Draft:
             if (first := core.stages[t].unit) is not None:
                 at_hand.update(core.units[first].makes)
             runs.append(tuple(units))
+    runs += way.runs if way else ()
     return Draft(frozenset(b for b in range(len(core.block_bytes)) if kept(b, 0)), tuple(runs))
 
 
-def encode(f: Formulation, draft: Draft) -> dict[int, tuple[int, float]]:
-    """The variables of what is kept and run again, each with the unit that it is about, and its value."""
+def _way(f: Formulation, at_hand: set[int]) -> Way | None:
+    """The cheapest way through the tail with what is ``at_hand``."""
+    possible = [way for _, way in f.ways if way.needs <= at_hand]
+    return min(possible, key=lambda way: way.cost_ns, default=None)
+
+
+def encode(f: Formulation, draft: Draft) -> dict[int, tuple[int | None, float]]:
+    """The variables of what is kept and run again, each with the unit that it is about, and its value.
+
+    What the tail finds at hand is about no unit: it is for the ways to choose from what there is.
+    """
     core = f.core
     kept, runs = _kept(f, draft), {(u, f.spans.of(t)) for t, units in enumerate(draft.runs) for u in units}
-    found = {x: (u, float((u, k) in runs)) for (u, k), x in f.again.items()}
-    return found | {x: (core.maker[b], float((b, k) in kept)) for (b, k), x in f.kept.items()}
+    found: dict[int, tuple[int | None, float]] = {}
+    found |= {x: (u, float((u, k) in runs)) for (u, k), x in f.again.items() if k in f.told}
+    return found | {
+        x: (core.maker[b] if k in f.told else None, float((b, k) in kept)) for (b, k), x in f.kept.items()
+    }
 
 
 def _kept(f: Formulation, draft: Draft) -> set[tuple[int, int]]:

@@ -9,6 +9,11 @@ For a block b, a unit u (the op that makes b) and a span k, all 0 or 1:
 
 Minimise the time of all runs beyond each unit's first. Inside a span only that much is asked which
 holds whatever the order is, so the optimum is a lower bound; `rows` adds what a given order needs.
+
+Where the end of the backward pass is told exactly, as a `Tail`, it is the last span, and one of its ways is
+taken. W[w] may be a fraction: with S[b, k] whole, the cheapest way that finds what it needs is best alone.
+
+    sum of W[w] = 1;  S[b, k] >= sum of W[w] over the ways that need b;  R[u, k] <= sum over those that run u
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from dataclasses import dataclass, field
 from rematc.solve.model import Model, Term
 from rematc.solve.reduce import Core
 from rematc.solve.spans import Spans
+from rematc.solve.tail import Tail, Way
 
 Sized = tuple[int, int]  # a variable, and the bytes that it stands for
 
@@ -35,11 +41,13 @@ class Formulation:
     budget_bytes: int
     spans: Spans
     least_peak: bool = False
+    tail: Tail | None = None  # instead of what is in the last span
     model: Model = field(default_factory=Model)
     kept: dict[tuple[int, int], int] = field(default_factory=dict)
     again: dict[tuple[int, int], int] = field(default_factory=dict)
     early: dict[int, int] = field(default_factory=dict)
     through: dict[tuple[int, int], int] = field(default_factory=dict)
+    ways: list[tuple[int, Way]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.byte_unit = float(max((1, *self.core.block_bytes)))  # solvers want numbers near one
@@ -48,6 +56,11 @@ class Formulation:
             self.peak = self.model.variable(cost=1.0, integer=False)  # of the budget
         else:  # the first run of a unit that forward does not need is free, wherever it is
             self.model.offset = -sum(self.core.units[u].cost_ns for u in self.core.extra) / self.time_unit
+
+    @property
+    def told(self) -> range:
+        """The spans that are told by variables of their own: all but the tail."""
+        return range(len(self.spans) - (self.tail is not None))
 
     def reads(self, k: int) -> list[int]:
         """Blocks that the ops of span k read."""
@@ -116,10 +129,17 @@ class Formulation:
         return math.ceil(bound * self.budget_bytes * (1 - 1e-6)) if math.isfinite(bound) else 0
 
 
-def formulate(core: Core, budget_bytes: int, spans: Spans, *, least_peak: bool = False) -> Formulation:
-    """The relaxation: no order inside a span, recomputation itself needs no memory."""
-    f = Formulation(core, budget_bytes, spans, least_peak)
+def formulate(
+    core: Core, budget_bytes: int, spans: Spans, *, least_peak: bool = False, tail: Tail | None = None
+) -> Formulation:
+    """The relaxation: no order inside a span, recomputation itself needs no memory.
+
+    With a ``tail`` the last of ``spans`` is what it tells.
+    """
+    f = Formulation(core, budget_bytes, spans, least_peak, tail)
     _variables(f)
+    if tail:
+        _ways(f, tail)
     _kept_rows(f)
     _input_rows(f)
     _memory_rows(f)
@@ -129,7 +149,11 @@ def formulate(core: Core, budget_bytes: int, spans: Spans, *, least_peak: bool =
 def _variables(f: Formulation) -> None:
     core, model = f.core, f.model
     useful: frozenset[int] = frozenset()
-    for k in reversed(range(len(f.spans))):
+    if f.tail:
+        needs = {b for way in f.tail.ways for b in way.needs}
+        f.kept.update(((b, len(f.told)), model.variable()) for b in sorted(needs))
+        useful = core.upstream(needs)
+    for k in reversed(f.told):
         useful |= core.upstream(f.reads(k))
         is_between = core.stages[f.spans[k][-1]].is_between
         for u in sorted(useful):
@@ -140,6 +164,25 @@ def _variables(f: Formulation) -> None:
                 f.kept.update(((b, k), model.variable()) for b in unit.makes if b not in core.held)
     for u in core.extra:
         f.early[u] = model.variable(0.0 if f.least_peak else core.units[u].cost_ns / f.time_unit)
+
+
+def _ways(f: Formulation, tail: Tail) -> None:
+    """One way through the tail that fits, by what it needs and what it runs."""
+    k, model = len(f.told), f.model
+    needed, running = dict[int, list[Term]](), dict[int, list[Term]]()
+    for way in tail.ways:
+        x = model.variable(way.cost_ns / f.time_unit, integer=False)
+        f.ways.append((x, way))
+        for b in way.needs:
+            needed.setdefault(b, []).append((x, 1.0))
+        for u in {u for units in way.runs for u in units}:
+            running.setdefault(u, []).append((x, 1.0))
+    model.row([(x, -1.0) for x, _ in f.ways], -1.0)
+    for b, terms in sorted(needed.items()):
+        model.row([*terms, (f.kept[b, k], -1.0)], 0.0)
+    for u, terms in sorted(running.items()):
+        f.again[u, k] = model.variable(integer=False)
+        model.row([(f.again[u, k], 1.0), *negative(terms)], 0.0)
 
 
 def _kept_rows(f: Formulation) -> None:
@@ -167,10 +210,10 @@ def _input_rows(f: Formulation) -> None:
     S[b, k] = 1 for every b that is held, by a view, when the span begins.
     """
     for (u, k), x in f.again.items():
-        for b in f.core.units[u].reads:
+        for b in f.core.units[u].reads if k in f.told else ():
             if (there := f.at_hand(b, k)) is not None:
                 f.model.row([(x, 1.0), *negative(there)], 0.0)
-    for k in range(len(f.spans)):
+    for k in f.told:
         for b in f.reads(k):
             if (there := f.at_hand(b, k)) is not None:
                 f.model.row(negative(there), -1.0)
@@ -206,6 +249,8 @@ def _dearest(f: Formulation) -> list[int]:
     found: dict[tuple[object, ...], int] = {}
     for t, stage in enumerate(f.core.stages):
         k = f.spans.of(t)
+        if k not in f.told:
+            break
         alike = (k, t == f.spans[k][-1], stage.reads, stage.unit)
         if alike not in found or stage.op_bytes > f.core.stages[found[alike]].op_bytes:
             found[alike] = t

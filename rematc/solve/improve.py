@@ -18,6 +18,7 @@ from rematc.solve.formulate import Formulation
 from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.spans import tightest
+from rematc.solve.tail import Tail
 
 FREE, PARTS = 24, 40  # units that are free at the least: so many, and such a part of all
 PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backward pass
@@ -47,6 +48,7 @@ class Improver:
         self.searches: list[_Neighbourhood] = []
         self.first: Written | None = None
         self.bound_ns = 0  # that came with the starts
+        self.tail: Tail | None = None  # told exactly
 
     def begin(self, known: Written | None = None, bound_ns: int = 0) -> None:
         """Start from the plan that is ``known``, if that is near the bound; if not, find others, once."""
@@ -55,7 +57,7 @@ class Improver:
             found, self.bound_ns = self.starts()
             self.starts = None
             starts = [*found, known] if known else found
-            self.searches = [_Neighbourhood(self.problem, plan) for plan in starts]
+            self.searches = [self._around(plan) for plan in starts]
             self.first = min(found, key=_cost, default=None)
         elif known:
             self.offer(known)
@@ -89,16 +91,21 @@ class Improver:
             if cheapest and other.merged is cheapest.merged:
                 cheapest.best = other
             else:
-                self.searches = [_Neighbourhood(self.problem, other)]
+                self.searches = [self._around(other)]
+
+    def _around(self, plan: Written) -> _Neighbourhood:
+        core = plan.merged.core
+        tail = self.tail if self.tail and self.tail.core is core else None
+        return _Neighbourhood(self.problem, plan, Refined(tightest(core), tail=tail))
 
 
 class _Neighbourhood:
     """One plan, ``best``, and the search around it; ``is_swept`` once that was everywhere."""
 
-    def __init__(self, problem: Problem, start: Written, refined: Refined | None = None) -> None:
+    def __init__(self, problem: Problem, start: Written, refined: Refined) -> None:
         self.problem, self.merged, self.best = problem, start.merged, start
         self.counted = start.merged.counted()
-        self.refined = refined or Refined(tightest(self.merged.core))
+        self.refined = refined
         self.near = _Near(self.merged.core)
         self.is_swept = False
         self.parts = self._parts()
@@ -159,8 +166,8 @@ class _Neighbourhood:
         """``best`` with ``free`` units decided anew, as far as the memory rows that are there say."""
         f = self.f = self.f or build(self.problem, self.counted, self.refined, closures=False)
         said = encode(f, self.best.draft)
-        fixed = {x: v for x, (u, v) in said.items() if u not in free}
-        hint = {x: v for x, (u, v) in said.items() if u in free}
+        fixed = {x: v for x, (u, v) in said.items() if u is not None and u not in free}
+        hint = {x: v for x, (_, v) in said.items() if x not in fixed}
         result = f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, fixed=fixed, hint=hint)
         return None if result.values is None else expand(self.problem, self.merged, decode(f, result.values))
 
@@ -174,7 +181,8 @@ def mended(
     problem: Problem, written: Written, refined: Refined, gap: float, deadline: Deadline
 ) -> Written | None:
     """A plan that fits, like ``written``, which does not; None if none is found near it."""
-    return _Neighbourhood(problem, written, refined.copy()).mended(gap, deadline)
+    assert problem.budget_bytes is not None
+    return _Neighbourhood(problem, written, refined.within(problem.budget_bytes)).mended(gap, deadline)
 
 
 class _Near:

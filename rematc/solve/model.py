@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import numpy as np
@@ -63,6 +63,10 @@ class Model:
             self.column_of.append(x)
             self.coefficient.append(c)
         self.upper.append(upper)
+
+    def relaxed(self) -> Model:
+        """The same, but all variables may be anything between 0 and 1."""
+        return replace(self, integer=[False] * len(self.integer))
 
     def solve(
         self,

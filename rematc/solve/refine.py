@@ -7,7 +7,7 @@ which the plan is written. Rows of the first kind, and spans, leave every plan i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rematc.problem import Problem
 from rematc.solve.closure import add_closures
@@ -17,6 +17,7 @@ from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
 from rematc.solve.rows import add_burst, add_forward
 from rematc.solve.spans import Spans, every_stage
+from rematc.solve.tail import Tail
 
 AT_ONCE, APART = 4, 4  # how many stages are told apart in a round, and how far from each other
 
@@ -25,7 +26,8 @@ AT_ONCE, APART = 4, 4  # how many stages are told apart in a round, and how far 
 class Refined:
     """What is told apart by now: spans, and the runs with memory rows, as (unit, stage).
 
-    ``is_complete``: all rows of the given order are there, and no other order is asked about.
+    ``is_complete``: all rows of the given order are there, and no other order is asked about. ``tail``: told
+    exactly, nothing is refined in it.
     """
 
     spans: Spans
@@ -33,15 +35,18 @@ class Refined:
     in_order: set[tuple[int, int]] = field(default_factory=set)
     forward: set[int] = field(default_factory=set)
     is_complete: bool = False
+    tail: Tail | None = None
 
     @property
     def bounds_all(self) -> bool:
         """Is the optimum a lower bound on every plan?"""
         return self.is_complete or not self.in_order
 
-    def copy(self) -> Refined:
-        """To refine further, this one untouched."""
-        return replace(self, any_order={*self.any_order}, in_order={*self.in_order}, forward={*self.forward})
+    def within(self, budget_bytes: int) -> Refined:
+        """A copy to refine further, for plans that keep to ``budget_bytes`` with the small blocks counted."""
+        tail = self.tail and self.tail.within(budget_bytes)
+        any_order, in_order, forward = {*self.any_order}, {*self.in_order}, {*self.forward}
+        return Refined(self.spans, any_order, in_order, forward, self.is_complete, tail)
 
     @property
     def size(self) -> int:
@@ -61,12 +66,15 @@ def build(
 ) -> Formulation:
     """The formulation with all that was refined."""
     assert problem.budget_bytes is not None
-    f = formulate(merged.core, problem.budget_bytes, refined.spans, least_peak=least_peak)
+    tail = refined.tail
+    end = tail.start if tail else len(merged.core.stages)
+    spans = refined.spans.ended(end) if tail else refined.spans
+    f = formulate(merged.core, problem.budget_bytes, spans, least_peak=least_peak, tail=tail)
     if closures and not least_peak:  # they are about what runs cost
         add_closures(f)
-    for u, t in sorted(refined.any_order - refined.in_order):
+    for u, t in sorted((u, t) for u, t in refined.any_order - refined.in_order if t < end):
         add_burst(f, merged, u, t, ordered=False)
-    for u, t in sorted(refined.in_order):
+    for u, t in sorted((u, t) for u, t in refined.in_order if t < end):
         add_burst(f, merged, u, t, ordered=True)
     for u in sorted(refined.forward):
         add_forward(f, merged, u)
@@ -87,7 +95,7 @@ def refine(
     ``strict``: memory rows are in the given order at once. If not, a stage told apart may be over by the
     small blocks, which no row counts.
     """
-    size = refined.size
+    size, end = refined.size, refined.tail.start if refined.tail else len(merged.core.stages)
     full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
     unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
     over: dict[int, int] = {}
@@ -96,6 +104,7 @@ def refine(
         for op, t, excess in excesses(problem, written)
         if strict or excess > merged.small_bytes or t is None or not _is_single(refined, t)
     ]
+    found = [(op, t, excess) for op, t, excess in found if t is None or t < end]
     for op, t, excess in found:
         if t is not None:
             over[t] = max(excess, over.get(t, 0))

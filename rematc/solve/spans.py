@@ -45,6 +45,10 @@ class Spans:
         """Does span k hold one stage alone?"""
         return len(self[k]) == 1
 
+    def ended(self, start: int) -> Spans:
+        """The same, but one span from stage ``start`` to the end."""
+        return Spans((*(s for s in self.starts if s < start), start), self.n_stages)
+
     def alone(self, stages: Iterable[int]) -> Spans:
         """The same, each of ``stages`` in a span of its own."""
         cuts = {*self.starts, *(s for t in stages for s in (t, t + 1) if s < self.n_stages)}
