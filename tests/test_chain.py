@@ -12,10 +12,12 @@ from rematc.simulate import validate
 from rematc.solve import choices, solve
 from rematc.solve.chain import chain_plans
 from rematc.solve.choices import choices_of
+from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.reduce import reduce
 from rematc.solve.segments import Chain, chain_of
+from rematc.solve.solver import _starts
 from tests.graphs import chain, problems, save_all_peak, skip
 
 NAMES = ("llama8", "mlp", "unet", "t5")
@@ -138,3 +140,16 @@ def test_where_budgets_are_tight_a_second_is_enough_for_what_a_chain_costs(name:
     written = plans and plans.written(asked.budget_bytes or 0)
     assert written is not None
     assert solve(asked, SolveOptions(time_limit_s=1)).cost_ns <= written.plan.cost_ns
+
+
+def test_where_no_plan_is_known_a_finer_merge_has_one() -> None:
+    """DenseNet at 1.1 times the smallest budget known: with all small blocks saved nothing fits."""
+    problem = corpus.load("densenet")
+    asked = problem.with_budget(problem.base_bytes + 966_000_000)
+    full = reduce(asked)
+    merged = merge(full, 966_000_000)
+    plans = chain_plans(asked, merged)
+    assert drop(asked, merged) is None and (plans is None or plans.written(asked.budget_bytes) is None)  # type: ignore[arg-type]
+    starts = _starts(asked, merged, 966_000_000, 0.01, Deadline.after(60))
+    assert starts.plans
+    assert all(start.plan.peak_bytes <= asked.budget_bytes for start in starts.plans)  # type: ignore[operator]

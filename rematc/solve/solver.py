@@ -26,6 +26,7 @@ from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time; what is left is for making the plan cheaper where it is not proven
+FINER = 2, 4  # parts of what counts as little
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()
 FALLEN_BACK = (
@@ -76,7 +77,7 @@ def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
     if len(problem.graph.ops) <= EXACT_OPS:
         return _solve_exactly(problem, options)
     little = min(problem.budget_bytes - problem.base_bytes, free.peak_bytes - problem.budget_bytes)
-    return _solve_large(problem, merge(whole.core, little), options, started)
+    return _solve_large(problem, merge(whole.core, little), little, options, started)
 
 
 def _cheapest(problem: Problem, whole: Merged) -> Plan:
@@ -112,11 +113,13 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
     return best
 
 
-def _solve_large(problem: Problem, merged: Merged, options: SolveOptions, started: float) -> Plan:
+def _solve_large(
+    problem: Problem, merged: Merged, little: int, options: SolveOptions, started: float
+) -> Plan:
     assert problem.budget_bytes is not None
     limit_s = options.for_ops(len(problem.graph.ops))
     end, search_end = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
-    improver = Improver(problem, lambda: _starts(problem, merged, options.gap, end))
+    improver = Improver(problem, lambda: _starts(problem, merged, little, options.gap, end))
     found = search(problem, merged, Refined(tightest(merged.core)), options.gap, search_end, improver)
     if found.best and found.best.plan.cost_ns <= (1 + options.gap) * found.bound_ns:
         return _judge(found.best.plan, found.bound_ns, options.gap)
@@ -132,17 +135,25 @@ def _solve_large(problem: Problem, merged: Merged, options: SolveOptions, starte
     return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
 
 
-def _starts(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Starts:
-    """The plans within the budget that need no MILP."""
+def _starts(problem: Problem, merged: Merged, little: int, gap: float, deadline: Deadline) -> Starts:
+    """The plans within the budget that need no MILP; if there are none, some of finer merges."""
     assert problem.budget_bytes is not None
     plain, bound_ns = reversal(problem, merged, gap, deadline)
     if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
-    plans = chain_plans(problem, merged)
-    found = [plain, drop(problem, merged), plans and plans.written(problem.budget_bytes)]
+    found = [plain, drop(problem, merged), _chained(problem, merged)]
+    if not any(found):  # what is saved as small can be too much, or too little for few enough blocks
+        found = [_chained(problem, merge(merged.full, little // part)) for part in FINER]
     costs = [written.plan.cost_ns for written in found if written]
     near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
     return Starts(near, bound_ns)
+
+
+def _chained(problem: Problem, merged: Merged) -> Written | None:
+    """The cheapest plan for a chain of segments within the budget."""
+    assert problem.budget_bytes is not None
+    plans = chain_plans(problem, merged)
+    return plans.written(problem.budget_bytes) if plans else None
 
 
 def _tightest(problem: Problem, merged: Merged) -> Written:
