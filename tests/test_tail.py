@@ -185,6 +185,22 @@ def test_a_unit_that_may_run_late_but_only_once_has_no_tail() -> None:
     assert tail_of(asked, late) is None
 
 
+def test_what_a_view_holds_is_among_what_every_way_needs() -> None:
+    units = tuple(Unit(n, (), (n,), 3, 0, True, False) for n in range(2))
+    stages = (Stage(0, (1,), 0, 0), Stage(1, (0, 1), 0, 0, holds=(1,)))
+    core = Core((4, 4), ((0,), (1,)), units, stages, frozenset(), 0)
+    small, large = (find_tail(unmerged(core), limit, MANY, Deadline.after(60)) for limit in (7, 8))
+    assert small is None and large is None  # nothing fits; and what costs something is saved for nothing
+    stages = (Stage(0, (), 5, 5), *stages)
+    tail = find_tail(unmerged(replace(core, stages=stages)), 9, MANY, Deadline.after(60))
+    assert tail is not None and tail.start == 0
+    assert {way.needs: way.cost_ns for way in tail.ways} == {
+        frozenset(): 6,
+        frozenset({0}): 3,
+        frozenset({1}): 3,
+    }
+
+
 def test_ways_within_a_smaller_budget_are_those_that_keep_to_it() -> None:
     asked, merged = at_two_thirds(in_two_sizes())
     tail = tail_of(asked, merged)

@@ -110,15 +110,15 @@ class _Backwards:
         ]
 
     def labels(self) -> Iterator[tuple[int, _Labels]]:
-        """(stage, labels when it begins), until it takes too long, or there is no recomputation before."""
+        """(stage, labels when it begins), until it takes too long, nothing fits, or nothing may run again."""
         labels: _Labels = {0: (0, 0, 0, None)}
         for t in reversed(range(len(self.core.stages))):
             if self.core.stages[t].is_between:
                 return
             begun = self._before_runs(t, self._before_op(t, labels))
-            if not begun:
+            labels = _undominated(self._held(t, begun or {}))
+            if not labels:
                 return
-            labels = _undominated(self._held(t, begun))
             yield t, labels
 
     def _before_op(self, t: int, labels: _Labels) -> _Labels:
