@@ -1,8 +1,8 @@
-"""What a policy of selective checkpointing must recompute: the backward pass reads copies, of its own.
+"""What must be recomputed: the backward pass reads copies, of its own.
 
+Policies of selective checkpointing in the model ask for it, and parameters that ranks share (`gathered`).
 With copies among the backward ops nothing is left to decide: each runs once, in the backward pass, from what
-its region was given. What a region returns, random ops, and others that may not run twice are left to the
-plan.
+its region was given. What a region returns, random ops, and others that may not run twice are left to the plan.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from rematc import compat
 from rematc.capture import CHECKPOINTED, IN_BACKWARD, must_run, pin_of
+from rematc.passes.gathered import gathered
 from rematc.passes.snapshot import ancestors
 from rematc.storages import fake_mode_of
 
@@ -23,7 +24,8 @@ REGION = "ac_graph_id"  # torch's meta key of the region under `torch.utils.chec
 
 def must_recompute(joint: fx.GraphModule, num_fwd_outputs: int) -> None:
     """Give backward copies of the forward ops that must be recomputed."""
-    if not any(_is_asked_for(n) for n in joint.graph.nodes):
+    whole = gathered(joint)
+    if not whole and not any(_is_asked_for(n) for n in joint.graph.nodes):
         return
     (output,) = joint.graph.find_nodes(op="output")
     results = [n for n in output.args[0][:num_fwd_outputs] if isinstance(n, fx.Node)]
@@ -33,7 +35,8 @@ def must_recompute(joint: fx.GraphModule, num_fwd_outputs: int) -> None:
     copied: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node in forward:
-            is_copied = _is_asked_for(node) and node not in results and _stays_inside(node, forward)
+            is_asked = node in whole or (_is_asked_for(node) and _stays_inside(node, forward))
+            is_copied = is_asked and node not in results
         else:  # what else is made of those, for the backward pass alone
             reads = copied.intersection(node.all_input_nodes)
             is_copied = bool(reads) and node.op == "call_function" and node not in backward

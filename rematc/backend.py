@@ -22,7 +22,7 @@ from rematc.fit import fit
 from rematc.lower import op_by_op
 from rematc.meters import give_way
 from rematc.options import Budget, Inner, Options, SolveOptions
-from rematc.passes import split
+from rematc.passes import mark_static, split
 from rematc.plan import Plan
 from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
@@ -157,7 +157,7 @@ class _Compiler:
         """Compile; raises errors of ours as they are."""
         give_way()  # what is measured on the device while compiling is no part of a step
         options, done, before = self.backend.options, list[Partitioned](), sys.exc_info()[1]
-        gm = fx.GraphModule(self.gm, copy.deepcopy(self.gm.graph))  # compilers change what they are given
+        gm = _twin(self.gm)  # compilers change what they are given
         try:
             beside = options.reserve_bytes + optimizer_bytes(options.optimizer, inputs)
             accumulated = gradient_bytes(inputs, options.accumulate)
@@ -196,6 +196,16 @@ class _Compiler:
             known[self.place : self.place + 1] = [new]
 
 
+def _twin(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy with what Dynamo hung on the module and its inputs: which of them are parameters, for one."""
+    twin = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    twin.meta = {**gm.meta}
+    for old, new in ((gm, twin), *zip(gm.graph.nodes, twin.graph.nodes, strict=True)):
+        for name, value in vars(old).items():
+            vars(new).setdefault(name, value)
+    return twin
+
+
 @dataclass(frozen=True)
 class Partitioned:
     """A joint graph, planned and split. The last three are as those of `Made`."""
@@ -214,7 +224,8 @@ def partitions(
 ) -> Callable[..., Any]:
     """`partition` as AOTAutograd calls it."""
 
-    def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+    def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **told: Any) -> Any:
+        mark_static(joint, told)
         done = partition(joint, num_fwd_outputs, options, state_bytes, given)
         record(done)
         return done.forward, done.backward

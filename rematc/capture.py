@@ -27,6 +27,7 @@ IN_BACKWARD = "rematc_in_backward"  # meta key of what runs in the backward pass
 CHECKPOINTED = "recompute"  # torch's meta key of what stands in `torch.utils.checkpoint`, and its policy
 # Ops of these namespaces compute what their schema says and nothing else; others may have effects.
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims"})
+COLLECTIVE = "collective"  # the pin of the ops of these namespaces
 COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
 
 
@@ -182,7 +183,7 @@ def pin_of(node: fx.Node) -> str | None:
         return None  # operator.*, math.*, sizes: pure Python
     namespace = target.namespace  # type: ignore[union-attr]
     if namespace in COLLECTIVE_NAMESPACES:
-        return "collective"
+        return COLLECTIVE
     if is_random(node):
         return "random"
     if target._schema.is_mutable:  # type: ignore[union-attr]

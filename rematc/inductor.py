@@ -13,7 +13,7 @@ from torch import fx
 
 from rematc import compat
 from rematc.baselines import min_cut
-from rematc.capture import Capture
+from rematc.capture import Capture, is_symbolic
 from rematc.costs import Call, Prices
 from rematc.fuse import Kernel, fuse
 from rematc.passes import split
@@ -165,8 +165,14 @@ class PeakOfCode:
 
 
 def _in_backward_s_order(saved: Sequence[T]) -> list[T]:
-    """What forward returns for backward, tensors first, as backward takes it: sizes first."""
-    return [x for x in saved if not _is_tensor(x)] + [x for x in saved if _is_tensor(x)]
+    """What forward returns for backward, sizes last, as backward takes it: sizes first."""
+    return [x for x in saved if _is_size(x)] + [x for x in saved if not _is_size(x)]
+
+
+def _is_size(x: object) -> bool:
+    """Neither a tensor nor an object that torch passes through, such as the mesh of a DTensor."""
+    val = x.meta.get("val") if isinstance(x, fx.Node) else x
+    return isinstance(val, int | float) or is_symbolic(val)
 
 
 def _is_tensor(x: object) -> bool:

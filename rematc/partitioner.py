@@ -12,6 +12,7 @@ from rematc import compat
 from rematc.backend import Partitioned, partition
 from rematc.compiled import ALONE, Given
 from rematc.options import Budget, Options, SolveOptions
+from rematc.passes import mark_static
 from rematc.plan import Plan
 
 _Base: Any = compat.partitioner_base()
@@ -32,8 +33,9 @@ class Partitioner(_Base):
         self.plans: list[Plan] = []
         self.record = record
 
-    def __call__(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+    def __call__(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **told: Any) -> Any:
         """Split a joint graph as the plan says."""
+        mark_static(joint, told)
         options, given = self.options, self.given
         done = partition(joint, num_fwd_outputs, options, self.state_bytes, given, planned=self.planned)
         self.plans.append(done.plan)

@@ -18,6 +18,7 @@ from rematc.backend import partition
 from rematc.capture import Capture
 from rematc.errors import CaptureError
 from rematc.options import Options
+from rematc.passes import mark_static
 from rematc.plan import Plan
 from rematc.pose import pose
 from rematc.problem import Problem
@@ -151,7 +152,8 @@ class _Tracer(Generic[T]):
         self.error: Exception | None = None
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Any:
-        def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **told: Any) -> Any:
+            mark_static(joint, told)
             # Kept, not raised: Dynamo would wrap it in words of its own.
             try:
                 state = optimizer_bytes(self.options.optimizer, inputs)

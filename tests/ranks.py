@@ -13,14 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 import rematc
+from rematc.options import Inner
 
 WIDTH, ROWS, BLOCKS = 128, 512, 4
 MICROBATCHES = 8
@@ -66,6 +70,7 @@ class Way(ABC):
 
     model: nn.Module
     rows = ROWS
+    inner: Inner = "eager"
 
     def __init__(self, backend: Any) -> None:
         self.x = torch.randn(self.rows, WIDTH, generator=torch.Generator().manual_seed(self.seed))
@@ -112,6 +117,34 @@ class Fsdp(Way):
         return self.model
 
 
+class Gather(nn.Module):
+    def forward(self, shard: DTensor) -> Tensor:
+        whole: Tensor = shard.redistribute(placements=[Replicate()]).to_local(
+            grad_placements=[Partial("avg")]
+        )
+        return whole
+
+
+class Sharded(Way):
+    """The graph itself gathers the weights, and scatters their gradients."""
+
+    rows = ROWS // 2  # so that no activation is as large as a weight
+    whole = 4 * WIDTH * WIDTH
+
+    def built(self, backend: Any) -> Callable[..., Any]:
+        self.model = Net()
+        for module in [m for m in self.model.modules() if isinstance(m, nn.Linear)]:
+            for name, parameter in list(module.named_parameters()):
+                shard = distribute_tensor(parameter.detach(), mesh(), [Shard(0)])
+                module.register_parameter(name, nn.Parameter(shard))
+                parametrize.register_parametrization(module, name, Gather(), unsafe=True)
+        return torch.compile(self.model, backend=backend)
+
+
+class ShardedUnderInductor(Sharded):
+    inner = "inductor"
+
+
 class TensorParallel(Way):
     """The graph itself has collectives; all ranks have the same batch."""
 
@@ -153,7 +186,14 @@ class Pipeline(Way):
         return [p.grad for block in eager.blocks[self.mine] for p in block.parameters() if p.grad is not None]
 
 
-WAYS: dict[str, type[Way]] = {"ddp": Ddp, "fsdp": Fsdp, "tensor": TensorParallel, "pipeline": Pipeline}
+WAYS: dict[str, type[Way]] = {
+    "ddp": Ddp,
+    "fsdp": Fsdp,
+    "sharded": Sharded,
+    "sharded, inductor": ShardedUnderInductor,
+    "tensor": TensorParallel,
+    "pipeline": Pipeline,
+}
 
 
 def mesh() -> DeviceMesh:
@@ -176,10 +216,26 @@ def train(rank: int, count: int, folder: str, budgets: dict[str, int | None]) ->
 
 def _trained(kind: type[Way], budget: int | None) -> Found:
     plain, _ = _after_steps(kind, "aot_eager")
-    backend = rematc.backend(budget, inner="eager", costs="measured", measure_s=0.5, time_limit_s=2.0)
+    backend = rematc.backend(budget, inner=kind.inner, costs="measured", measure_s=0.5, time_limit_s=2.0)
     gradients, way = _after_steps(kind, backend)
     plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
-    return {"gradients": gradients, "plain": plain, "expected": way.expected(), "plans": plans}
+    saved = _saved(kind) if issubclass(kind, Sharded) else []
+    found = {"gradients": gradients, "plain": plain, "expected": way.expected(), "plans": plans}
+    return {**found, "saved": saved}
+
+
+def _saved(kind: type[Way]) -> list[int]:
+    """Elements of each tensor that is kept for the backward pass where there is no limit."""
+    torch._dynamo.reset()
+    way, found = kind(rematc.backend(None, inner=kind.inner)), list[int]()
+
+    def pack(tensor: Tensor) -> Tensor:
+        found.append(tensor.numel())
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        way.run(way.x)
+    return found
 
 
 def _after_steps(kind: type[Way], backend: Any) -> tuple[list[Tensor], Way]:

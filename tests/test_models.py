@@ -180,7 +180,7 @@ def test_under_inductor_the_budget_bounds_the_peak_and_gradients_are_equal_withi
     holds_under_inductor(name, share)
 
 
-OFF_BY_ITSELF = ("falcon",)  # by 1.3 % of the largest gradient, with Inductor alone
+OFF_BY_ITSELF = ("falcon", "resnet")  # with Inductor alone: by 1.3 %, 0.07 % of the largest gradient
 
 
 def holds_under_inductor(name: str, share: float | None) -> None:
@@ -188,7 +188,8 @@ def holds_under_inductor(name: str, share: float | None) -> None:
     resident = limits(name, "inductor")[0]
     case = EVERY[name]()
     silence_dropout(case)
-    expected = state_after(case, compiled(case, "inductor" if name in OFF_BY_ITSELF else "aot_eager"))
+    expected = state_after(case, compiled(case, "aot_eager"))
+    off = _furthest(expected, _of_inductor_alone(name)) if name in OFF_BY_ITSELF else 0.0
     case = EVERY[name]()
     silence_dropout(case)
     backend = rematc.backend(budget, inner="inductor", time_limit_s=2, measure_s=1.0)
@@ -198,7 +199,7 @@ def holds_under_inductor(name: str, share: float | None) -> None:
     for ours, theirs in zip(got, expected, strict=True):
         if ours is not None and theirs is not None and ours.is_floating_point():
             # Inductor without rematc is itself off by 7e-5 on the U-Net, judged by fp64.
-            torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=1e-4 * max(1.0, largest))
+            torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=off + 1e-4 * max(1.0, largest))
     measured, predicted = peak_of(case, run), backend.plans[-1].peak_bytes - resident
     assert measured <= predicted <= 1.03 * measured
     if budget is not None:
@@ -226,3 +227,18 @@ def test_dropout_is_recomputed_with_the_same_random_numbers_under_inductor() -> 
     for a, b in zip(*grads, strict=True):
         if a is not None and b is not None:
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-5)
+
+
+def _of_inductor_alone(name: str) -> State:
+    case = EVERY[name]()
+    silence_dropout(case)
+    return state_after(case, compiled(case, "inductor"))
+
+
+def _furthest(some: State, others: State) -> float:
+    pairs = zip(some, others, strict=True)
+    return max(
+        float((a - b).abs().max())
+        for a, b in pairs
+        if a is not None and b is not None and a.is_floating_point()
+    )

@@ -20,7 +20,12 @@ SHARES = (0.0, 0.5)  # of the way from the floor x 1.02 to saving everything
 QUICK = ("qwen3", "t5")
 EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WIDE]
 
-pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Torchinductor does not support code generation for complex:UserWarning"
+    ),
+]
 
 
 @pytest.mark.parametrize("share", SHARES)
