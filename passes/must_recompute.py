@@ -2,7 +2,8 @@
 
 Policies of selective checkpointing in the model ask for it, and parameters that ranks share (`gathered`).
 With copies among the backward ops nothing is left to decide: each runs once, in the backward pass, from what
-its region was given. What a region returns, random ops, and others that may not run twice are left to the plan.
+its region was given. What a region returns, random ops, and others that may not run twice are left to the
+plan.
 """
 
 from __future__ import annotations
