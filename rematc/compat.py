@@ -22,13 +22,8 @@ def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: A
     """AOTAutograd with ``compiler`` for both graphs; buffers are mutated inside the forward graph."""
     from torch._dynamo.backends.common import aot_autograd
 
-    backend = aot_autograd(
-        fw_compiler=compiler,
-        bw_compiler=compiler,
-        inference_compiler=compiler,
-        partition_fn=partition_fn,
-        keep_inference_input_mutations=True,
-    )
+    compilers = dict.fromkeys(("fw_compiler", "bw_compiler", "inference_compiler"), compiler)
+    backend = aot_autograd(**compilers, partition_fn=partition_fn, keep_inference_input_mutations=True)
     return backend(gm, inputs)
 
 
@@ -114,6 +109,11 @@ def without_memory() -> Iterator[None]:
 def is_in_backward() -> bool:
     """Does autograd run a backward pass right now, in this thread?"""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def autocast_off() -> AbstractContextManager[Any]:
+    """Inside, no op is cast, whatever autocast is around."""
+    return torch._C._DisableAutocast()
 
 
 def is_traced() -> bool:

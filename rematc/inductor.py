@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -36,9 +36,21 @@ def compile_as_planned(gm: fx.GraphModule, inputs: Any, partitioner: Any) -> Any
     def compiler(module: fx.GraphModule, *args: Any, **settings: Any) -> Any:
         planned = any(STEP in n.meta for n in module.graph.nodes)  # what has no backward pass is not
         with _as_planned(module) if planned else nullcontext():
-            return compat.compile_graph(module, *args, **settings)
+            run = compat.compile_graph(module, *args, **settings)
+        return _as_traced(run) if settings.get("is_backward") else run
 
     return compat.inductor(gm, inputs, partitioner=partitioner, compiler=compiler)
+
+
+def _as_traced(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` with autocast off: backward may be called inside of one, and the code counts on its dtypes."""
+
+    def backward(args: list[Any]) -> Any:
+        with compat.autocast_off():
+            return run(args)
+
+    backward._boxed_call = True  # type: ignore[attr-defined]
+    return backward
 
 
 def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:

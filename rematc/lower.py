@@ -14,7 +14,8 @@ def op_by_op(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]
     """Run the graph one op at a time, every value freed at its last use: exact to the byte.
 
     The callable takes one list and empties it (AOTAutograd's boxed convention): otherwise the
-    caller would hold every saved tensor to the end of the backward pass.
+    caller would hold every saved tensor to the end of the backward pass. No op is cast: a trace has the
+    casts of its autocast as ops of their own, and backward may be called inside of another one.
     """
     inputs = module.graph.find_nodes(op="placeholder")
     unread = [i for i, node in enumerate(inputs) if not node.users]
@@ -23,7 +24,8 @@ def op_by_op(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]
     def run(args: list[Any]) -> Any:
         for i in unread:  # a value is let go of at its last use, and these have none
             args[i] = None
-        return boxed(args)
+        with compat.autocast_off():
+            return boxed(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
