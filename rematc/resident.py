@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from rematc import compat
-from rematc.capture import Capture
+from rematc.capture import COLLECTIVE, Capture
 from rematc.errors import OptionError
 from rematc.graph import Graph
 
@@ -18,7 +18,15 @@ def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) ->
     """Bytes resident before the graph runs: on CUDA as the allocator says, else its inputs and the others."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
-    return others_bytes + sum(graph.storage_bytes[s] for s in graph.resident)
+    inputs = sum(graph.storage_bytes[s] for s in graph.resident)
+    return others_bytes + inputs + _in_flight_bytes(graph)
+
+
+def _in_flight_bytes(graph: Graph) -> int:
+    """On a CPU a thread of gloo's lets go of a collective's tensors some time after it was waited for."""
+    collectives = [op for op in graph.ops if op.pin == COLLECTIVE]
+    storages = [{graph.values[v].storage for v in (*op.inputs, *op.outputs)} for op in collectives]
+    return max((sum(graph.storage_bytes[s] for s in touched) for touched in storages), default=0)
 
 
 def epilogue_bytes(joint: fx.GraphModule, captured: Capture) -> int:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 import rematc
+from rematc.measure import measure
 from rematc.options import Inner
 
 WIDTH, ROWS, BLOCKS = 128, 512, 4
@@ -219,9 +220,17 @@ def _trained(kind: type[Way], budget: int | None) -> Found:
     backend = rematc.backend(budget, inner=kind.inner, costs="measured", measure_s=0.5, time_limit_s=2.0)
     gradients, way = _after_steps(kind, backend)
     plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
-    saved = _saved(kind) if issubclass(kind, Sharded) else []
     found = {"gradients": gradients, "plain": plain, "expected": way.expected(), "plans": plans}
-    return {**found, "saved": saved}
+    way.model.zero_grad()
+    peak_bytes = _bytes([way.x, *way.model.parameters()]) + measure(way.step).peak_bytes
+    saved = _saved(kind) if issubclass(kind, Sharded) else []
+    return {**found, "peak_bytes": peak_bytes, "saved": saved}
+
+
+def _bytes(given: list[Any]) -> int:
+    """Of what this rank has of them."""
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in given]
+    return sum(t.untyped_storage().nbytes() for t in local)
 
 
 def _saved(kind: type[Way]) -> list[int]:

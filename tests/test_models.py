@@ -85,13 +85,21 @@ def reference(name: str) -> State:
 def limits(name: str, inner: Any = "eager") -> tuple[int, int, int]:
     """Resident bytes, the smallest budget, and the peak of the cheapest plan."""
     refused = refusal(name, inner)
-    case, solve = EVERY[name](), SolveOptions(time_limit_s=2)
+    case, solve = case_for(name, inner), SolveOptions(time_limit_s=2)
     _, plan = plan_model(case.model, case.inputs, case.loss, Options(None, inner, solve=solve, measure_s=1.0))
     return refused.resident_bytes, refused.minimum_bytes, plan.peak_bytes
 
 
+def case_for(name: str, inner: Any) -> Case:
+    """Inductor draws other random numbers than eager does, so the two compare only without any."""
+    case = EVERY[name]()
+    if inner == "inductor":
+        silence_dropout(case)
+    return case
+
+
 def refusal(name: str, inner: Any = "eager") -> rematc.BudgetError:
-    case, solve = EVERY[name](), SolveOptions(time_limit_s=2)
+    case, solve = case_for(name, inner), SolveOptions(time_limit_s=2)
     torch._dynamo.reset()
     with pytest.raises(rematc.BudgetError) as refused:
         plan_model(case.model, case.inputs, case.loss, Options(1, inner, solve=solve, measure_s=1.0))
@@ -186,12 +194,10 @@ OFF_BY_ITSELF = ("falcon", "resnet")  # with Inductor alone: by 1.3 %, 0.07 % of
 def holds_under_inductor(name: str, share: float | None) -> None:
     budget = budget_for(name, share, "inductor")
     resident = limits(name, "inductor")[0]
-    case = EVERY[name]()
-    silence_dropout(case)
+    case = case_for(name, "inductor")
     expected = state_after(case, compiled(case, "aot_eager"))
     off = _furthest(expected, _of_inductor_alone(name)) if name in OFF_BY_ITSELF else 0.0
-    case = EVERY[name]()
-    silence_dropout(case)
+    case = case_for(name, "inductor")
     backend = rematc.backend(budget, inner="inductor", time_limit_s=2, measure_s=1.0)
     run = compiled(case, backend)
     got = state_after(case, run)
@@ -207,7 +213,6 @@ def holds_under_inductor(name: str, share: float | None) -> None:
 
 
 def silence_dropout(case: Case) -> None:
-    """Inductor draws other random numbers than eager does, so the two compare only without any."""
     for module in case.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -230,8 +235,7 @@ def test_dropout_is_recomputed_with_the_same_random_numbers_under_inductor() -> 
 
 
 def _of_inductor_alone(name: str) -> State:
-    case = EVERY[name]()
-    silence_dropout(case)
+    case = case_for(name, "inductor")
     return state_after(case, compiled(case, "inductor"))
 
 

@@ -16,13 +16,21 @@ BUDGETS = {
     2: {
         "ddp": 11_500_000,
         "fsdp": 13_500_000,
-        "sharded": 6_600_000,
-        "sharded, inductor": 6_500_000,
-        "tensor": 7_000_000,
+        "sharded": 7_000_000,
+        "sharded, inductor": 7_000_000,
+        "tensor": 7_500_000,
+        "pipeline": 15_000_000,
     },
-    4: {"tensor": 4_400_000, "pipeline": 12_000_000},
+    4: {
+        "ddp": 11_500_000,
+        "fsdp": 13_500_000,
+        "sharded": 6_000_000,
+        "tensor": 4_800_000,
+        "pipeline": 12_000_000,
+    },
 }
-ONE_GRAPH = ("sharded", "sharded, inductor", "tensor", "pipeline")
+COLLECTIVES_IN_THE_GRAPH = ("sharded", "sharded, inductor", "tensor")
+ONE_GRAPH = (*COLLECTIVES_IN_THE_GRAPH, "pipeline")
 CELLS = [(count, name) for count, budgets in BUDGETS.items() for name in budgets]
 
 
@@ -66,6 +74,12 @@ def test_all_ranks_have_the_same_plans(count: int, name: str, found: dict[int, R
     """Though each measured its costs for itself: the digest tells those too."""
     first, *others = (rank[name]["plans"] for rank in found[count])
     assert all(plans == first for plans in others)
+
+
+@pytest.mark.parametrize(("count", "name"), [cell for cell in CELLS if cell[1] in COLLECTIVES_IN_THE_GRAPH])
+def test_each_rank_measures_no_more_than_the_budget(count: int, name: str, found: dict[int, Ranks]) -> None:
+    """Though a thread of gloo's holds what it has sent for a moment longer, now on this rank, now on that."""
+    assert all(rank[name]["peak_bytes"] <= BUDGETS[count][name] for rank in found[count])
 
 
 @pytest.mark.parametrize("name", ["sharded", "sharded, inductor"])
