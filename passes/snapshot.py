@@ -2,7 +2,8 @@
 
 BatchNorm reads its running statistics and ends by overwriting them (`copy_`). Recomputed in the
 backward pass it would read the new ones. So its readers get a clone taken before: an ordinary value,
-that a plan saves like any other, and whose op can't be recomputed.
+that a plan saves like any other, and whose op can't be recomputed. Inputs that have gradients and are no
+leaves AOTAutograd overwrites after the forward graph, with one of its results.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ def snapshot(joint: fx.GraphModule, num_fwd_outputs: int) -> None:
 
 
 def _overwritten(joint: fx.GraphModule) -> list[fx.Node]:
-    """Inputs that some op of the graph writes into, in order."""
-    return [n for n in joint.graph.nodes if n.op == "placeholder" and any(_writes(u, n) for u in n.users)]
+    """Inputs that some op of the graph writes into, or AOTAutograd after it, in order."""
+    (output,) = joint.graph.find_nodes(op="output")
+    results = output.meta.get("desc") or ()
+    later = [d.mutated_input for d in results if hasattr(d, "mutated_input")]
+    inputs = joint.graph.find_nodes(op="placeholder")
+    return [n for n in inputs if n.meta.get("desc") in later or any(_writes(u, n) for u in n.users)]
 
 
 def _writes(op: fx.Node, target: fx.Node) -> bool:

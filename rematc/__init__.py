@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rematc.partitioner import partitioner
     from rematc.plan import Plan
     from rematc.problem import OpCost, Problem
+    from rematc.pure import pure
     from rematc.simulate import Profile, simulate, validate
     from rematc.solve import solve
     from rematc.verify import Verification, verify
@@ -47,6 +48,7 @@ _HOMES = {
     "measure": "measure",
     "pareto": "pareto",
     "partitioner": "partitioner",
+    "pure": "pure",
     "simulate": "simulate",
     "solve": "solve",
     "validate": "simulate",
@@ -72,6 +74,7 @@ __all__ = [
     "measure",
     "pareto",
     "partitioner",
+    "pure",
     "simulate",
     "solve",
     "validate",

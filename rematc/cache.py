@@ -1,8 +1,8 @@
 """JSON files that are kept from one process to the next: whole or absent, checked when read, never needed.
 
 Several processes may share a folder. Whoever writes replaces a file at once; a reader sees the old one or
-the new one. A file that is damaged is passed over with a warning and written anew, and so is a folder that
-can't be written.
+the new one. A file that is damaged is passed over with a warning and written anew. A folder that can't be
+used is passed over too, and each process says so once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rematc.errors import OptionError
-from rematc.files import write_whole
+from rematc.files import replace_whole
 
 log = logging.getLogger(__name__)
 LARGEST_BYTES = 64 << 20
+UNUSABLE = (
+    "%s can't be used as a cache (%s): training goes on, and nothing is kept for the next time there. Have "
+    "REMATC_CACHE_DIR name a folder that can be written"
+)
+_said: dict[tuple[Path, str], object] = {}  # of what can't be used, by this process
 
 
 def cache_folder() -> Path:
@@ -50,7 +54,10 @@ def load(path: Path, form: str) -> dict[str, Any] | None:
             raise ValueError("not what was written")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as e:
+    except OSError as e:
+        _unusable(path, e)
+        return None
+    except (ValueError, RecursionError) as e:
         damaged(path, e)
         return None
     return data
@@ -68,8 +75,20 @@ def damaged(path: Path, why: object) -> None:
 
 def keep(path: Path, data: dict[str, Any]) -> None:
     """Write ``data`` to ``path``, whole; a warning if that can't be."""
+    text = json.dumps({**data, "check": _check(data)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({**data, "check": _check(data)}))
-    except (OSError, OptionError) as e:
-        log.warning("nothing is kept for the next time in %s (%s)", path, e)
+        replace_whole(path, text)
+    except OSError as e:
+        _unusable(path, e)
+
+
+def _unusable(path: Path, error: OSError) -> None:
+    """Say why nothing can be read or written in the folder of ``path``, once in a process."""
+    what, why = path, "a folder, where a file should be"
+    if not os.path.isdir(path):
+        what = next(folder for folder in path.parents if os.path.lexists(folder))
+        why = error.strerror or str(error) if os.path.isdir(what) else "no folder, but a file"
+    mine = object()
+    if _said.setdefault((what, why), mine) is mine:
+        log.warning(UNUSABLE, what, why)

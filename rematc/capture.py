@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from rematc import compat
 from rematc.errors import CaptureError
 from rematc.graph import Graph, Op, Phase, Value
+from rematc.pure import is_declared
 from rematc.versions import holds_tangents
 
 SNAPSHOT = "rematc_snapshot"  # meta key of a clone that keeps an input's old value
@@ -27,6 +28,9 @@ IN_BACKWARD = "rematc_in_backward"  # meta key of what runs in the backward pass
 CHECKPOINTED = "recompute"  # torch's meta key of what stands in `torch.utils.checkpoint`, and its policy
 # Ops of these namespaces compute what their schema says and nothing else; others may have effects.
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims"})
+VIEWS = ("slice", "select", "diagonal", "as_strided")
+# These copy all of the memory that their first argument stands in; the trace may not know.
+WITH_ALL_MEMORY = frozenset(f"aten.{op}" for op in ("copy", *(f"{v}_scatter" for v in VIEWS)))
 COLLECTIVE = "collective"  # the pin of the ops of these namespaces
 COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
 
@@ -141,6 +145,8 @@ class _Reader:
             outputs = [self._value(takers.get(i), v, f"{node.name}#{i}") for i, v in enumerate(val)]
         else:
             outputs = [self._value(node)]
+        if str(node.target).rpartition(".")[0] in WITH_ALL_MEMORY:
+            self._grow(outputs[0], reads[0])
         pin, needed = pin_of(node), must_run(node)
         return Op(
             name=node.name,
@@ -152,6 +158,11 @@ class _Reader:
             needed=needed,
             module=module_path(node),
         )
+
+    def _grow(self, value: int, source: int) -> None:
+        """The memory of ``value`` is as large as that of ``source``, at least."""
+        made, of = (self.values[v].storage for v in (value, source))
+        self.storage_bytes[made] = max(self.storage_bytes[made], self.storage_bytes[of])
 
     def _value(self, node: fx.Node | None, val: Any = None, name: str = "") -> int:
         val = node.meta.get("val") if node is not None and val is None else val
@@ -188,8 +199,8 @@ def pin_of(node: fx.Node) -> str | None:
         return "random"
     if target._schema.is_mutable:  # type: ignore[union-attr]
         return "mutates"
-    if namespace not in PURE_NAMESPACES:
-        return f"effect: custom op of {namespace!r}, which may do more than its result shows"
+    if namespace not in PURE_NAMESPACES and not is_declared(target):
+        return f"effect: custom op of {namespace!r}, which may do more than its result shows: see rematc.pure"
     return "effect" if node.is_impure(impure_random=False) else None
 
 

@@ -63,7 +63,12 @@ def choices_once(problem: Problem, options: SolveOptions, folder: Path) -> tuple
 
 
 def _keeping_less(problem: Problem, peak_bytes: int, options: SolveOptions) -> Iterator[Plan]:
-    """Plans within ``peak_bytes``, from the cheapest to one that keeps as little as can be."""
+    """Plans within ``peak_bytes``, from the cheapest to one that keeps as little as can be.
+
+    A graph without backward steps is never between its passes.
+    """
+    if not problem.graph.backward_steps:
+        return
     paused = _paused(problem, peak_bytes)  # with this much taken, the least that can be is what is kept
     for budget in reversed(spread(paused, KEPT, options)):
         taken = peak_bytes - (budget - peak_bytes)

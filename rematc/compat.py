@@ -15,7 +15,14 @@ from unittest import mock
 import torch
 from torch import fx
 
+from rematc.errors import CaptureError
+
 T = TypeVar("T")
+OF_DATA = (
+    "the graph has a size that depends on data, as that of x[x > 0]: its bytes are known to the run alone\n"
+    "  what to try: leave capture_dynamic_output_shape_ops and capture_scalar_outputs of torch._dynamo."
+    "config off, as they are by default: the graph ends there, and the parts share the budget"
+)
 
 
 def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: Any) -> Callable[..., Any]:
@@ -53,11 +60,17 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def hint(size: int | torch.SymInt) -> int:
-    """A whole number for a size: the size itself, or the one that the trace saw."""
+    """A whole number for a size: the size itself, or the one that the trace saw.
+
+    Raises `CaptureError` where it saw none, as of ``x[x > 0]``.
+    """
     if isinstance(size, int):
         return size
     seen = size.node.maybe_as_int()
-    return int(seen if seen is not None else size.node.hint)
+    seen = seen if seen is not None else size.node.hint
+    if seen is None:
+        raise CaptureError(OF_DATA)
+    return int(seen)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -73,6 +86,14 @@ def is_higher_order(target: object) -> bool:
 def is_overload(target: object) -> bool:
     """Is the target one overload of a registered torch op?"""
     return isinstance(target, torch._ops.OpOverload)
+
+
+def overloads(op: object) -> tuple[Any, ...]:
+    """Of torch.ops.namespace.name, or of what `torch.library.custom_op` made; () of anything else."""
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return tuple(getattr(op, name) for name in op.overloads())
+    overload = getattr(op, "_opoverload", op)
+    return (overload,) if is_overload(overload) else ()
 
 
 @contextmanager

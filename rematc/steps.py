@@ -26,7 +26,7 @@ from rematc.ledger import Ledger
 from rematc.options import Options
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import Turn, Use, beside, needed, share, smallest, turns
-from rematc.storages import storages
+from rematc.storages import storages, tensors
 from rematc.surveys import Surveys
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,12 @@ LEFT = (
     "recomputed if they are deleted before, or if the step is a function that does not return them"
 )
 
+EAGER = (
+    "what a step trains before its first compiled graph runs eagerly, and on a CPU what that keeps is not "
+    "counted: compile it too, or leave a reserve. Torch runs all of an nn.Sequential eagerly where one of "
+    "its modules breaks the graph (TORCH_LOGS=graph_breaks tells which)"
+)
+
 
 class Steps:
     """The graphs that share a budget, and the steps that they ran in."""
@@ -57,6 +63,7 @@ class Steps:
         self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
+        self.said_eager = False
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
         self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget, compat.RECURRENT)
         if options.budget is None:
@@ -104,6 +111,7 @@ class Steps:
     def _begin(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
+            self._say_what_is_eager(args)
             self.surveys.begin(graph, args)
             read = dict(storages(args))
             held = kept_beside(read, self.calls.held)
@@ -117,6 +125,12 @@ class Steps:
                 self._plan_alone(graph, args, held, left)
         if not graph.is_chosen and graph in self.calls.graphs:
             self._choose(graph, args)
+
+    def _say_what_is_eager(self, args: tuple[Any, ...]) -> None:
+        makers = {type(t.grad_fn).__name__ for t in tensors(args) if t.grad_fn is not None and not t.is_cuda}
+        if any("Compiled" not in name for name in makers) and not self.said_eager:
+            log.warning(EAGER)
+            self.said_eager = True
 
     def _say_what_is_held(self, held: int) -> None:
         if held > 2 * self.said_bytes:  # one that grows, or comes again, is not said at each step

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rematc import cache
+from rematc import cache, files
+from rematc.errors import OptionError
 from tests.damaged import BY_BYTES, read_damaged, saying
 
 FORM = "rematc.test/1"
@@ -52,8 +55,15 @@ def test_a_file_beyond_all_measure_is_not_read(
     assert "more than 10 bytes" in caplog.text
 
 
-@pytest.mark.parametrize("where", ["a file", "inside a file", "the file is a folder"])
-def test_what_can_t_be_written_passes_with_a_warning(
+WHERE = {
+    "a file": "{folder} can't be used as a cache (no folder, but a file)",
+    "inside a file": "{folder} can't be used as a cache (no folder, but a file)",
+    "the file is a folder": "{folder}/file.json can't be used as a cache (a folder, where a file should be)",
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_what_can_t_be_written_passes_with_one_warning(
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "cache"
@@ -63,11 +73,84 @@ def test_what_can_t_be_written_passes_with_a_warning(
         folder.write_text("")
     path = (folder / "deeper" if where == "inside a file" else folder) / "file.json"
     with caplog.at_level(logging.WARNING, "rematc"):
-        cache.keep(path, DATA)
-        assert cache.load(path, FORM) is None
-    assert "nothing is kept for the next time" in caplog.text
+        for _ in range(3):
+            cache.keep(path, DATA)
+            assert cache.load(path, FORM) is None
+    (said,) = caplog.messages
+    assert said.startswith(WHERE[where].format(folder=folder))
+    assert "nothing is kept for the next time" in said
     if where == "the file is a folder":
         assert [p.name for p in folder.iterdir()] == ["file.json"]  # nothing half-written is left
+
+
+def test_another_folder_and_another_reason_are_said_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (OSError(28, "No space left on device"), OSError(5, "Input/output error")):
+        monkeypatch.setattr(os, "fsync", failing(error))
+        for folder in ("one", "other", "one", "other"):
+            cache.keep(tmp_path / folder / "file.json", DATA)
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        f"{tmp_path / folder} can't be used as a cache ({why})"
+        for why in ("No space left on device", "Input/output error")
+        for folder in ("one", "other")
+    ]
+
+
+def failing(error: BaseException) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_who_is_interrupted_leaves_the_old_file_and_no_other(
+    call: str, error: BaseException, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = kept.read_bytes()
+    monkeypatch.setattr(os, call, failing(error))
+    with pytest.raises(OptionError if isinstance(error, OSError) else KeyboardInterrupt):
+        files.write_whole(kept, "another text")
+    assert [p.read_bytes() for p in kept.parent.iterdir()] == [before]
+
+
+def test_what_a_killed_writer_left_goes_once_it_is_old_and_nothing_else_does(kept: Path) -> None:
+    left, young, other = (kept.with_name(f".{name}.json.{n:016x}.part") for n, name in enumerate("abc"))
+    others = [kept.with_name(name) for name in (".kept.json.swp", "a.part", ".a.json.0123.part")]
+    now = kept.stat().st_mtime
+    for path in (left, young, other, *others):
+        path.write_text("half of")
+        os.utime(path, (now, now - 2 * files.LEFT_S))
+    os.utime(young, (now, now))
+    other.unlink()
+    other.symlink_to(kept)  # as old as it is itself
+    cache.keep(kept, DATA)
+    assert {p.name for p in kept.parent.iterdir()} == {p.name for p in (kept, young, other, *others)}
+    assert cache.load(kept, FORM) == DATA
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_new_file_has_the_permissions_that_any_would_and_the_mask_stays_as_it_is(
+    mask: int, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask for the mask is to change it, for all threads."""
+    path, before = tmp_path / "file.json", os.umask(mask)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", failing(AssertionError("the mask was changed")))
+            files.write_whole(path, "{}")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_that_is_replaced_keeps_its_permissions(mode: int, kept: Path) -> None:
+    kept.chmod(mode)
+    files.write_whole(kept, "{}")
+    assert (kept.read_text(), kept.stat().st_mode & 0o777) == ("{}", mode)
 
 
 def test_who_writes_at_the_same_time_leaves_one_whole_file(tmp_path: Path) -> None:

@@ -58,7 +58,27 @@ def too_small() -> None:
     compiled(net(), "1kB")(batch())
 
 
+def picked_by_data() -> None:
+    line = nn.Linear(4, 4)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled(lambda x: line(x)[x > 0].sin().sum())(torch.ones(2, 4))
+
+
+def sized_by_data() -> None:
+    line = nn.Linear(4, 8)
+
+    def first(x: Tensor, count: Tensor) -> Tensor:
+        n = count.item()
+        torch._check(n <= 8)
+        return line(x)[:, :n].sin().sum()
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled(first)(torch.ones(2, 4), torch.tensor(5))
+
+
 SEEN = {
+    picked_by_data: ("CaptureError", "the graph has a size that depends on data"),
+    sized_by_data: ("CaptureError", "the graph has a size that depends on data"),
     sparse: ("CaptureError", "torch.sparse_coo"),
     double_backward: (
         "RuntimeError",

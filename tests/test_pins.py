@@ -43,7 +43,9 @@ def test_a_custom_op_may_have_effects() -> None:
     double.register_autograd(lambda ctx, grad: grad * 2)
     graph = graph_of(lambda x: double(x).sin().sum(), needs_grad(8))
     pinned = op(graph, "double")
-    assert pinned.pin == "effect: custom op of 'rematc_tests', which may do more than its result shows"
+    assert pinned.pin == (
+        "effect: custom op of 'rematc_tests', which may do more than its result shows: see rematc.pure"
+    )
     assert pinned.needed == pinned.pin
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import rematc
 from rematc.costs import Call, Table, made_up, table, time_ops, timing
 from rematc.costs.roofline import is_free
 from rematc.costs.workspace import workspaces
@@ -123,6 +124,19 @@ WRONG: dict[str, dict[str, object]] = {
     "text": {"runtime_ns": {"an op": "77"}},
     "true": {"workspace_bytes": {"an op": True}},
 }
+
+
+def test_figures_of_a_user_s_op_are_for_this_process_alone(tmp_path: Path) -> None:
+    """It is pure, so it may be run to find out; but its code may be another tomorrow."""
+
+    @rematc.pure
+    @torch.library.custom_op("test_timing::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return (x.sin() + x).clone()
+
+    call = Call(torch.ops.test_timing.twice.default, (torch.ones(4),), {})
+    assert Table(CPU, tmp_path).workspaces([call]) == {call.key: 16}
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("wrong", WRONG)

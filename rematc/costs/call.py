@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from rematc import compat
+from rematc.capture import PURE_NAMESPACES
 from rematc.storages import tensors
 
 
@@ -36,6 +37,11 @@ class Call:
     def key(self) -> Hashable:
         """Equal for equal calls: the target, and each argument's shape, dtype, strides and device."""
         return (str(self.target), _key(self.args), _key(self.kwargs))
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Is the op one of torch's own, which compute what their schema says?"""
+        return compat.is_overload(self.target) and self.target.namespace in PURE_NAMESPACES
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors among its arguments."""

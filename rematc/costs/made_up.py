@@ -10,13 +10,14 @@ import torch
 from torch import fx
 
 from rematc import compat
-from rematc.capture import PURE_NAMESPACES, is_symbolic
+from rematc.capture import is_symbolic
 from rematc.costs.call import Call
+from rematc.pure import is_declared
 
 
 def may_run(call: Call) -> bool:
-    """Has the op no effect beyond its results, as far as its namespace says?"""
-    return compat.is_overload(call.target) and call.target.namespace in PURE_NAMESPACES
+    """Has the op no effect beyond its results, as far as its namespace says, or who wrote it?"""
+    return call.is_of_torch or is_declared(call.target)
 
 
 def check_room(call: Call) -> None:

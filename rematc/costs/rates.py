@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -57,14 +58,14 @@ def rates_of(device: torch.device, folder: Path | None) -> Rates:
     what the first has kept.
     """
     path = None if folder is None else folder / f"rates-{device_name(device)}.json"
-    was_there = path is not None and path.exists()
+    was_there = path is not None and os.path.exists(path)
     if path is not None and (data := cache.load(path, FORMAT)) is not None:
         if (kept := _rates(data)) is not None:
             return kept
         cache.damaged(path, "no rates in it")
     rates = calibrate(device)
     if path is not None:
-        if not was_there and path.exists():
+        if not was_there and os.path.exists(path):
             return rates_of(device, folder)
         cache.keep(path, {"format": FORMAT, "rates": asdict(rates)})
     return rates

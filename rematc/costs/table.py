@@ -57,13 +57,13 @@ class Table:
         names = {call.key: _name(call.key) for call in calls}
         measured = measure([call for call in calls if names[call.key] not in known])
         if measured:
-            new = {names[key]: figure for key, figure in measured.items()}
-            known |= new
-            self._keep(what, new)
+            known |= {names[key]: figure for key, figure in measured.items()}
+            lasting = {call.key for call in calls if call.is_of_torch}  # a user's op may be another tomorrow
+            self._keep(what, {names[key]: figure for key, figure in measured.items() if key in lasting})
         return {key: known[name] for key, name in names.items() if name in known}
 
     def _keep(self, what: str, new: dict[str, int]) -> None:
-        if self._path is not None:
+        if self._path is not None and new:
             data = self._read()  # another process may have added to it since
             data[what] |= new
             cache.keep(self._path, {"format": FORMAT, **data})

@@ -1,0 +1,245 @@
+"""Random numbers: each is drawn once, and whatever is recomputed around it, the bits are the same."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rematc
+from rematc.graph import Graph
+from rematc.measure import measure
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    # Dynamo's own, where the input of a graph is no leaf.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+WIDTH, ROWS = 32, 128
+SEVERAL = 4  # steps: what is outside of several graphs is known after the third
+Results = tuple[Tensor, ...]
+
+
+def called(run: Callable[..., Any], inputs: Results) -> Results:
+    """The loss and what else the model returns."""
+    results = run(*inputs)
+    return results if isinstance(results, tuple) else (results,)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that returns its loss, or that and more, and an op: recomputed, or between ops that are."""
+
+    make: Callable[[], nn.Module]
+    op: str
+    inputs: Callable[[], Results] = lambda: (torch.randn(ROWS, WIDTH),)
+    step: Callable[[Callable[..., Any], Results], Results] = called
+    steps: int = 2
+    handed_bytes: int = 0  # that a step makes for the model: to a plan they are resident
+
+
+class Trained:
+    """A model of a case after some steps, and what it was after each."""
+
+    def __init__(self, case: Case, backend: Any) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        self.case, self.model, self.inputs = case, case.make(), case.inputs()
+        self.run = torch.compile(self.model, backend=backend)
+        self.states = [self._state(self.step()) for _ in range(case.steps)]
+
+    def step(self) -> list[Tensor]:
+        loss, *results = self.case.step(self.run, self.inputs)
+        loss.backward()
+        return [loss.detach(), *(t.detach() for t in results)]
+
+    def clear(self) -> None:
+        for leaf in (*self.model.parameters(), *self.inputs):
+            leaf.grad = None
+
+    def _state(self, results: list[Tensor]) -> list[Tensor]:
+        leaves = (*self.model.parameters(), *self.inputs)
+        there = [*results, *(t.detach() for t in leaves), *self.model.buffers()]
+        there += [torch.empty(0) if leaf.grad is None else leaf.grad for leaf in leaves]
+        generators = [torch.default_generator, *getattr(self.model, "generators", ())]
+        self.clear()
+        return [t.clone() for t in there] + [g.get_state() for g in generators]
+
+    def peak_bytes(self) -> int:
+        """Measured, of one more step."""
+
+        def step() -> None:
+            self.step()
+            self.clear()
+
+        return measure(step, warmup=1).peak_bytes - self.case.handed_bytes
+
+
+def under_the_smallest_budget(case: Case) -> tuple[Trained, rematc.Backend]:
+    """Also what is outside of the graphs, which later steps show, has room there."""
+    budget = 1
+    for _ in range(10):
+        backend = rematc.backend(budget, inner="eager", costs="roofline", time_limit_s=0.5)
+        try:
+            return Trained(case, backend), backend
+        except rematc.BudgetError as e:
+            budget = e.minimum_bytes
+    raise AssertionError("each budget that a refusal names is refused in turn")
+
+
+def assert_as_without(case: Case) -> None:
+    """Under the smallest budget: results, gradients, state, generators, and the peak."""
+    ours, backend = under_the_smallest_budget(case)
+    measured = backend.resident_bytes + ours.peak_bytes()
+    theirs = Trained(case, "aot_eager")
+    for step, (mine, other) in enumerate(zip(ours.states, theirs.states, strict=True)):
+        assert len(mine) == len(other)
+        wrong = [n for n, (a, b) in enumerate(zip(mine, other, strict=True)) if not torch.equal(a, b)]
+        assert not wrong, f"in step {step}"
+    assert any(
+        is_among_recomputed(problem.graph, plan.backward, case.op)
+        for problem, plan in zip(backend.problems, backend.plans, strict=True)
+    )
+    assert measured <= max(plan.peak_bytes for plan in backend.plans) <= backend.options.budget
+
+
+def is_among_recomputed(graph: Graph, steps: tuple[int, ...], op: str) -> bool:
+    """Is there such an op that is recomputed, or with one after it that is, and one before it, if any is?"""
+    again = {i for i in steps if graph.ops[i].phase == "forward" and i not in graph.views}
+    for i in (i for i in graph.forward if op in graph.ops[i].target):
+        before = {j for j in graph.forward if i in after_op(graph, j)}
+        if i in again or (again & after_op(graph, i) and (not before or again & before)):
+            return True
+    return False
+
+
+def after_op(graph: Graph, first: int) -> set[int]:
+    """The forward ops that depend on one."""
+    values, found = {*graph.ops[first].outputs}, set[int]()
+    for i in graph.forward:
+        if not values.isdisjoint(graph.ops[i].inputs):
+            found.add(i)
+            values.update(graph.ops[i].outputs)
+    return found
+
+
+class Noisy(nn.Module):
+    """Two layers, each with noise in its midst."""
+
+    def __init__(self, noise: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(self.noise(F.gelu(layer(x)))).tanh()
+        return x.square().mean()
+
+
+def attended(x: Tensor) -> Tensor:
+    q = x.view(4, ROWS // 4, 2, WIDTH // 2).transpose(1, 2)
+    return F.scaled_dot_product_attention(q.sin(), q.cos(), q, dropout_p=0.2).transpose(1, 2).reshape(x.shape)
+
+
+def chosen(x: Tensor) -> Tensor:
+    rows: Tensor = x[torch.multinomial(x.detach().abs().sum(1) + 1, ROWS, replacement=True)]
+    return x + rows
+
+
+NOISE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "dropout": (lambda x: F.dropout(x, 0.3), "native_dropout"),
+    "dropout, a module": (nn.Dropout(0.3), "native_dropout"),
+    "dropout of channels": (
+        lambda x: F.dropout2d(x.view(4, -1, WIDTH, 1), 0.3).view(ROWS, WIDTH),
+        "bernoulli",
+    ),
+    "alpha dropout": (nn.AlphaDropout(0.3), "bernoulli"),
+    "dropout in attention": (attended, "native_dropout"),
+    "rrelu": (nn.RReLU(), "rrelu"),
+    "bernoulli": (lambda x: x * torch.bernoulli(x.sigmoid()), "bernoulli"),
+    "rand": (lambda x: x * torch.rand(ROWS, 1), "rand"),
+    "randn_like": (lambda x: x + 0.1 * torch.randn_like(x), "randn"),
+    "normal in place": (lambda x: x * torch.empty_like(x).normal_(1, 0.1), "normal"),
+    "randint": (lambda x: x * torch.randint(1, 3, (ROWS, 1)), "randint"),
+    "randperm": (lambda x: x + x[torch.randperm(ROWS)], "randperm"),
+    "multinomial": (chosen, "multinomial"),
+    "gumbel_softmax": (lambda x: x * F.gumbel_softmax(x, hard=True), "exponential"),
+}
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_random_numbers_are_drawn_once_and_the_generator_moves_on_as_ever(name: str) -> None:
+    noise, op = NOISE[name]
+    assert_as_without(Case(lambda: Noisy(noise), op))
+
+
+class Halves(nn.Module):
+    """Two halves, with noise between them; a generator of its own."""
+
+    def __init__(self, noise: Callable[[Tensor, torch.Generator], Tensor]) -> None:
+        super().__init__()
+        halves = ([m for _ in range(2) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())] for _ in range(2))
+        self.first, self.second = (nn.Sequential(*half) for half in halves)
+        self.noise, self.generators = noise, [torch.Generator().manual_seed(5)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.noise(self.first(x).tanh(), self.generators[0])
+        return self.second(x).tanh().square().mean()
+
+
+def forked(x: Tensor, _: torch.Generator) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return F.dropout(x, 0.3)
+
+
+def seeded_anew(x: Tensor, _: torch.Generator) -> Tensor:
+    torch.manual_seed(7)
+    return F.dropout(x, 0.3)
+
+
+BREAKING: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "rand of a generator": lambda x, own: x * torch.rand(x.shape, generator=own),
+    "fork_rng": forked,
+    "manual_seed": seeded_anew,
+}
+
+
+@pytest.mark.parametrize("name", BREAKING)
+def test_what_breaks_the_graph_runs_eagerly_between_parts_that_keep_the_budget(name: str) -> None:
+    """Torch does not trace generators: it computes eagerly what they make, and what needs that there."""
+    assert_as_without(Case(lambda: Halves(BREAKING[name]), "aten.", steps=SEVERAL))
+
+
+# The graph of such a sum has a backward pass without ops: it hands the gradient on.
+def test_a_part_whose_backward_pass_has_no_ops_shares_the_budget() -> None:
+    assert_as_without(
+        Case(
+            lambda: Halves(lambda x, own: x + torch.normal(0.0, 0.1, x.shape, generator=own)),
+            "aten.",
+            steps=SEVERAL,
+        )
+    )
+
+
+def test_a_loop_around_fork_rng_is_not_compiled_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch breaks no graph within a loop: it leaves the function to Python."""
+    noise = torch.Generator()
+    case = Case(lambda: Noisy(lambda x: forked(x, noise)), "")
+    backend = rematc.backend(1, inner="eager")
+    ours, theirs = Trained(case, backend), Trained(case, "aot_eager")
+    assert all(torch.equal(a, b) for a, b in zip(ours.states[-1], theirs.states[-1], strict=True))
+    assert not backend.plans
+    del ours, backend
+    torch._dynamo.reset()
+    gc.collect()
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("rematc")]
+    assert len(said) == 1 and said[0].startswith("nothing was compiled by rematc.backend(budget=1)")
