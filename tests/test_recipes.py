@@ -6,12 +6,16 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import rematc
+from rematc.options import parse_budget
+
 DOCS = Path(__file__).parent.parent / "docs"
-RECIPES = re.findall(
-    r"^## (.+?)\n.*?^```python\n(.+?)^```", (DOCS / "recipes.md").read_text(), flags=re.M | re.S
+RECIPES: dict[str, str] = dict(
+    re.findall(r"^## (.+?)\n.*?^```python\n(.+?)^```", (DOCS / "recipes.md").read_text(), flags=re.M | re.S)
 )
 
 pytestmark = [
@@ -23,24 +27,49 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("name", "code"), RECIPES, ids=[name for name, _ in RECIPES])
-def test_the_recipe_runs_and_its_budget_is_planned_for(
-    name: str,
-    code: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[rematc.Backend]:
+    """The backends that a recipe makes."""
+    found, make = list[rematc.Backend](), rematc.backend
+
+    def noted(*args: Any, **kwargs: Any) -> rematc.Backend:
+        found.append(make(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(rematc, "backend", noted)
     monkeypatch.chdir(tmp_path)
+    return found
+
+
+def follow(name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("recipe")  # the oldest torch looks for it
     monkeypatch.setitem(sys.modules, "recipe", module)
     exec(compile(code, name, "exec"), module.__dict__)
-    if "print(" in code:
-        printed = [line for line in capsys.readouterr().out.splitlines() if re.fullmatch(r"[\d ]+", line)]
-        assert printed, "nothing was planned"
+
+
+@pytest.mark.parametrize(("name", "code"), RECIPES.items(), ids=RECIPES)
+def test_the_recipe_runs_and_is_planned_within_its_budget(
+    name: str, code: str, made: list[rematc.Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow(name, code, monkeypatch)
+    for backend in made:
+        budget = parse_budget(backend.options.budget, None)
+        assert budget is not None and backend.plans, "nothing was planned"
+        assert backend.resident_bytes < max(plan.peak_bytes for plan in backend.plans) <= budget
+    assert made
+
+
+def test_who_switches_on_gradient_checkpointing_too_is_told(
+    made: list[rematc.Backend], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = RECIPES["Hugging Face Trainer"]
+    switched = code.replace("model.compile(", "model.activation_checkpointing_enable()\nmodel.compile(")
+    assert switched != code
+    follow("Hugging Face Trainer", switched, monkeypatch)
+    assert "the model has regions under torch.utils.checkpoint (gradient_checkpointing" in caplog.text
+    assert made[0].plans
 
 
 def test_there_is_a_recipe_for_each_framework() -> None:
-    assert {"A plain loop", "Hugging Face Trainer", "Accelerate", "Lightning"} <= {
-        name for name, _ in RECIPES
-    }
+    assert {"A plain loop", "Hugging Face Trainer", "Accelerate", "Lightning"} <= RECIPES.keys()
+    assert "Blocks, compiled one by one" in RECIPES
