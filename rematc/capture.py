@@ -193,7 +193,7 @@ def pin_of(node: fx.Node) -> str | None:
     if not compat.is_overload(target):
         return None  # operator.*, math.*, sizes: pure Python
     namespace = target.namespace  # type: ignore[union-attr]
-    if namespace in COLLECTIVE_NAMESPACES:
+    if is_collective(target):
         return COLLECTIVE
     if is_random(node):
         return "random"
@@ -202,6 +202,11 @@ def pin_of(node: fx.Node) -> str | None:
     if namespace not in PURE_NAMESPACES and not is_declared(target):
         return f"effect: custom op of {namespace!r}, which may do more than its result shows: see rematc.pure"
     return "effect" if node.is_impure(impure_random=False) else None
+
+
+def is_collective(overload: Any) -> bool:
+    """Does it talk to other processes?"""
+    return overload.namespace in COLLECTIVE_NAMESPACES
 
 
 def policy_of(node: fx.Node) -> str | None:

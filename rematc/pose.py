@@ -90,4 +90,5 @@ def _fix_sizes(joint: fx.GraphModule) -> None:
     for node in joint.graph.find_nodes(op="placeholder"):
         val = node.meta.get("val")
         for size in val.shape if isinstance(val, torch.Tensor) else ():
+            compat.hint(size)  # raises where the run alone knows
             int(size)  # a guard, where the size is symbolic

@@ -47,6 +47,7 @@ def _functions(module: Any) -> dict[str, FunctionType]:
         if inspect.isclass(thing):
             owners = {f"{name}.{key}": member for key, member in vars(thing).items()}
         for path, member in owners.items():
+            member = inspect.unwrap(member) if isinstance(member, FunctionType) else member
             is_own = isinstance(member, FunctionType) and member.__module__ == module.__name__
             if is_own and isinstance(member.__code__, CodeType) and not member.__code__.co_freevars:
                 found[path] = member

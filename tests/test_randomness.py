@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -13,121 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rematc
-from rematc.graph import Graph
-from rematc.measure import measure
+from tests.cases import ROWS, SEVERAL, WIDTH, Case, Trained, assert_as_without
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     # Dynamo's own, where the input of a graph is no leaf.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
-
-WIDTH, ROWS = 32, 128
-SEVERAL = 4  # steps: what is outside of several graphs is known after the third
-Results = tuple[Tensor, ...]
-
-
-def called(run: Callable[..., Any], inputs: Results) -> Results:
-    """The loss and what else the model returns."""
-    results = run(*inputs)
-    return results if isinstance(results, tuple) else (results,)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model that returns its loss, or that and more, and an op: recomputed, or between ops that are."""
-
-    make: Callable[[], nn.Module]
-    op: str
-    inputs: Callable[[], Results] = lambda: (torch.randn(ROWS, WIDTH),)
-    step: Callable[[Callable[..., Any], Results], Results] = called
-    steps: int = 2
-    handed_bytes: int = 0  # that a step makes for the model: to a plan they are resident
-
-
-class Trained:
-    """A model of a case after some steps, and what it was after each."""
-
-    def __init__(self, case: Case, backend: Any) -> None:
-        torch._dynamo.reset()
-        torch.manual_seed(1)
-        self.case, self.model, self.inputs = case, case.make(), case.inputs()
-        self.run = torch.compile(self.model, backend=backend)
-        self.states = [self._state(self.step()) for _ in range(case.steps)]
-
-    def step(self) -> list[Tensor]:
-        loss, *results = self.case.step(self.run, self.inputs)
-        loss.backward()
-        return [loss.detach(), *(t.detach() for t in results)]
-
-    def clear(self) -> None:
-        for leaf in (*self.model.parameters(), *self.inputs):
-            leaf.grad = None
-
-    def _state(self, results: list[Tensor]) -> list[Tensor]:
-        leaves = (*self.model.parameters(), *self.inputs)
-        there = [*results, *(t.detach() for t in leaves), *self.model.buffers()]
-        there += [torch.empty(0) if leaf.grad is None else leaf.grad for leaf in leaves]
-        generators = [torch.default_generator, *getattr(self.model, "generators", ())]
-        self.clear()
-        return [t.clone() for t in there] + [g.get_state() for g in generators]
-
-    def peak_bytes(self) -> int:
-        """Measured, of one more step."""
-
-        def step() -> None:
-            self.step()
-            self.clear()
-
-        return measure(step, warmup=1).peak_bytes - self.case.handed_bytes
-
-
-def under_the_smallest_budget(case: Case) -> tuple[Trained, rematc.Backend]:
-    """Also what is outside of the graphs, which later steps show, has room there."""
-    budget = 1
-    for _ in range(10):
-        backend = rematc.backend(budget, inner="eager", costs="roofline", time_limit_s=0.5)
-        try:
-            return Trained(case, backend), backend
-        except rematc.BudgetError as e:
-            budget = e.minimum_bytes
-    raise AssertionError("each budget that a refusal names is refused in turn")
-
-
-def assert_as_without(case: Case) -> None:
-    """Under the smallest budget: results, gradients, state, generators, and the peak."""
-    ours, backend = under_the_smallest_budget(case)
-    measured = backend.resident_bytes + ours.peak_bytes()
-    theirs = Trained(case, "aot_eager")
-    for step, (mine, other) in enumerate(zip(ours.states, theirs.states, strict=True)):
-        assert len(mine) == len(other)
-        wrong = [n for n, (a, b) in enumerate(zip(mine, other, strict=True)) if not torch.equal(a, b)]
-        assert not wrong, f"in step {step}"
-    assert any(
-        is_among_recomputed(problem.graph, plan.backward, case.op)
-        for problem, plan in zip(backend.problems, backend.plans, strict=True)
-    )
-    assert measured <= max(plan.peak_bytes for plan in backend.plans) <= backend.options.budget
-
-
-def is_among_recomputed(graph: Graph, steps: tuple[int, ...], op: str) -> bool:
-    """Is there such an op that is recomputed, or with one after it that is, and one before it, if any is?"""
-    again = {i for i in steps if graph.ops[i].phase == "forward" and i not in graph.views}
-    for i in (i for i in graph.forward if op in graph.ops[i].target):
-        before = {j for j in graph.forward if i in after_op(graph, j)}
-        if i in again or (again & after_op(graph, i) and (not before or again & before)):
-            return True
-    return False
-
-
-def after_op(graph: Graph, first: int) -> set[int]:
-    """The forward ops that depend on one."""
-    values, found = {*graph.ops[first].outputs}, set[int]()
-    for i in graph.forward:
-        if not values.isdisjoint(graph.ops[i].inputs):
-            found.add(i)
-            values.update(graph.ops[i].outputs)
-    return found
 
 
 class Noisy(nn.Module):

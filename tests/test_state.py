@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
 import rematc
-from tests.test_randomness import (
+from tests.cases import (
     ROWS,
     SEVERAL,
     WIDTH,

@@ -7,6 +7,7 @@ a run and the bytes of workspace, as far as either was measured.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 
@@ -16,10 +17,16 @@ from rematc import cache
 from rematc.costs.call import Call
 from rematc.costs.device import device_name
 from rematc.costs.timing import timings
-from rematc.costs.workspace import workspaces
+from rematc.costs.workspace import stays_unknown, workspaces
+
+log = logging.getLogger(__name__)
 
 FORMAT = "rematc.costs/1"
 TIME, WORKSPACE = "runtime_ns", "workspace_bytes"
+UNKNOWN = (
+    "what %s takes while it runs, beside its results, is not known, and not counted: leave reserve= for it, "
+    "or, if it is a custom op that does nothing but compute, declare it by rematc.pure"
+)
 Measure = Callable[[Iterable[Call]], Mapping[Hashable, int]]
 
 
@@ -38,6 +45,7 @@ class Table:
     def __init__(self, device: torch.device, folder: Path | None) -> None:
         self._path = None if folder is None else folder / f"costs-{device_name(device)}.json"
         self._kept = self._read()
+        self._said: set[str] = set()  # ops whose workspace can't be known
 
     def times(self, calls: Iterable[tuple[Call, int]], limit_s: float) -> dict[Hashable, int]:
         """Nanoseconds by the key of a call, see `rematc.costs.timing.timings`."""
@@ -50,7 +58,12 @@ class Table:
 
     def workspaces(self, calls: Iterable[Call]) -> dict[Hashable, int]:
         """Workspace bytes by the key of a call, see `rematc.costs.workspace.workspaces`."""
-        return self._known_or_measured(WORKSPACE, list({c.key: c for c in calls}.values()), workspaces)
+        distinct = list({c.key: c for c in calls}.values())
+        unknown = {str(call.target) for call in distinct if stays_unknown(call)} - self._said
+        if unknown:
+            log.warning(UNKNOWN, ", ".join(sorted(unknown)))
+            self._said |= unknown
+        return self._known_or_measured(WORKSPACE, distinct, workspaces)
 
     def _known_or_measured(self, what: str, calls: list[Call], measure: Measure) -> dict[Hashable, int]:
         known = self._kept[what]

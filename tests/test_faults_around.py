@@ -1,0 +1,138 @@
+"""The tests, tested: faults in what models of `test_fuzz` do not come to, each with a test that it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import Fault
+
+MUST, GATHERED = "rematc.passes.must_recompute", "rematc.passes.gathered"
+CAPTURE, RANKS, STEPS = "rematc.capture", "rematc.ranks", "rematc.steps"
+
+POLICIES = "test_policies.py::test_what_must_be_recomputed_is_not_saved_though_there_is_room"
+RESULTS = "test_policies.py::test_what_forward_returns_is_there_and_not_made_again"
+GATHERS = "test_opaque.py::test_a_parameter_is_gathered_once_in_each_pass_whatever_the_plan"
+DECISION, SHARE = "test_decision.py", "test_steps.py::test_the_budget_holds_for_all_graphs_together"
+
+NOT_ASKED = "    if not whole and not any(_is_asked_for(n) for n in joint.graph.nodes):\n        return\n"
+COPIED = "{n: self._copied(n, reader) for n in node.all_input_nodes if n in self.nodes}"
+HIGHER_ORDER = '        return "effect: a higher-order op, its body is not looked into"\n'
+OTHERS = "        others = kept_beside(dict(storages(inputs)), self.calls.open)\n"
+KINDS = "            if graph in self.calls.graphs:\n                self._plan_together(left)"
+LOWERED = "        if not any([graph.lower(number) for graph, number in zip(graphs, choice, strict=True)]):\n"
+
+FAULTS: list[tuple[Fault, str]] = [
+    (Fault("nothing must be recomputed", MUST, NOT_ASKED, "    return\n"), f"{POLICIES}[0.0-eager]"),
+    (Fault("copies read originals", MUST, COPIED, "dict[fx.Node, fx.Node]()"), f"{POLICIES}[0.0-eager]"),
+    (
+        Fault("copies are of forward", MUST, "        copy.meta[IN_BACKWARD] = True\n", ""),
+        f"{POLICIES}[0.0-eager]",
+    ),
+    (
+        Fault("random ops are copied", MUST, " and not must_run(source) and not pin_of(source)\n", "\n"),
+        f"{POLICIES}[0.5-eager]",
+    ),
+    (Fault("results are copied", MUST, "is_asked and node not in results", "is_asked"), RESULTS),
+    (
+        Fault("gathered once", GATHERED, "            found.add(node)\n", "            local.add(node)\n"),
+        GATHERS,
+    ),
+    (
+        Fault(
+            "waits are not repeated",
+            GATHERED,
+            "(_is(node, WAIT) or not must_run(node))",
+            "not must_run(node)",
+        ),
+        GATHERS,
+    ),
+    (Fault("parameters are not told", GATHERED, "node.meta[STATIC] = True", "pass"), GATHERS),
+    (
+        Fault("collectives run again", CAPTURE, "        return COLLECTIVE\n", "        return None\n"),
+        "test_opaque.py::test_no_plan_runs_a_collective_twice",
+    ),
+    (
+        Fault("graphs in ops run again", CAPTURE, HIGHER_ORDER, "        return None\n"),
+        "test_opaque.py::test_an_op_that_carries_graphs_runs_once[chosen-]",
+    ),
+    (Fault("nobody asks", RANKS, "    if place != 1:\n", "    if place == 0:\n"), DECISION),
+    (Fault("no digest", RANKS, 'if problem.digest != found["digest"]:', "if False:"), DECISION),
+    (
+        Fault("any budget", RANKS, "untimed.digest, problem.budget_bytes, ", "untimed.digest, "),
+        DECISION,
+    ),
+    (Fault("questions are mixed up", RANKS, "asked = (what, untimed", "asked = (untimed"), DECISION),
+    (
+        Fault("own times", RANKS, '        problem = _timed(problem, found["runtime_ns"])\n', ""),
+        DECISION,
+    ),
+    (Fault("times are asked for", RANKS, "replace(c, runtime_ns=0)", "c"), DECISION),
+    (
+        Fault("a store that fails", RANKS, "except (RuntimeError, ValueError, OSError)", "except KeyError"),
+        DECISION,
+    ),
+    (
+        Fault("others are not counted", STEPS, OTHERS, "        others = 0\n"),
+        "test_steps.py::test_a_first_step_above_the_budget_is_said",
+    ),
+    (
+        Fault("graphs never share", STEPS, "if used > self.budget_bytes:", "if used < 0:"),
+        f"{SHARE}[blocks-1200000]",
+    ),
+    (
+        Fault("steps of several alone", STEPS, KINDS, KINDS.replace(" in self", " not in self")),
+        f"{SHARE}[blocks-1200000]",
+    ),
+    (
+        Fault(
+            "no optimizer", STEPS, "self.options.reserve_bytes + self.state[1]", "self.options.reserve_bytes"
+        ),
+        "test_steps.py::test_the_optimizer_s_state_is_kept_free_for_the_parameters_of_all_calls",
+    ),
+    (
+        Fault("code is not looked at", STEPS, LOWERED, "        if True:\n"),
+        "test_steps.py::test_plans_are_chosen_anew_by_what_their_code_is_found_to_need",
+    ),
+    (
+        Fault("new gradients", STEPS, "kind.in_turns or self.options", "self.options"),
+        "test_steps.py::test_batches_in_turns_are_planned_for_as_many_as_are_open_at_once",
+    ),
+]
+
+
+class Failures:
+    """Plugin of pytest: what tests failed with."""
+
+    def __init__(self) -> None:
+        self.types: list[type[BaseException]] = []
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
+        assert call.excinfo is not None
+        self.types.append(call.excinfo.type)
+
+
+def failures(test: str) -> list[type[BaseException]]:
+    """Of a run of its own of ``test``, in this process."""
+    plugin, path = Failures(), str(Path(__file__).parent / test)
+    alone = ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", ""]
+    ended = pytest.main([path, *alone], plugins=[plugin])
+    assert ended in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"there is no test {test}"
+    return plugin.types
+
+
+@pytest.mark.parametrize(("fault", "test"), FAULTS, ids=[fault.name for fault, _ in FAULTS])
+def test_each_fault_is_caught(fault: Fault, test: str) -> None:
+    with fault.there():
+        found = failures(test)
+    assert found
+    assert not issubclass(found[0], NameError | AttributeError | SyntaxError), (
+        "that is no fault, but nonsense"
+    )
+
+
+@pytest.mark.parametrize("test", sorted({test for _, test in FAULTS if "steps" not in test}))
+def test_without_a_fault_they_pass(test: str) -> None:
+    assert not failures(test)

@@ -1,0 +1,270 @@
+"""Ops that rematc does not look into: those that carry graphs, collectives, and sizes that data decides."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor, fx, nn
+from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+from torch.nn.attention.flex_attention import flex_attention
+
+import rematc
+from rematc.baselines import recompute_all
+from rematc.capture import must_run, pin_of
+from rematc.graph import Op
+from tests.test_graphs import (
+    WIDTH,
+    Around,
+    Middle,
+    assert_kept,
+    by_turns,
+    compiled,
+    eager,
+    peaks,
+    plain,
+    step_of,
+    wavy,
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    # Dynamo's own, where the input of a graph is the result of another.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+CARRIES = "effect: a higher-order op, its body is not looked into"
+
+
+def kept(middle: Middle, share: float = 0.75, **how: Any) -> rematc.Backend:
+    return assert_kept(lambda _: Around(middle), share=share, **how)
+
+
+def pinned(backend: rematc.Backend, pin: str) -> list[Op]:
+    """Of the forward pass, for that reason; no plan recomputes one."""
+    (problem,), (plan,) = backend.problems, backend.plans
+    ops = problem.graph.ops
+    assert not [ops[i] for i in plan.backward if ops[i].phase == "forward" and ops[i].pin]
+    return [op for op in ops if op.phase == "forward" and op.pin and op.pin.startswith(pin)]
+
+
+# Ops that carry graphs
+
+
+def chosen(x: Tensor) -> Tensor:
+    mean = x.mean(0)  # read by one branch alone
+    out: Tensor = torch.cond(x.sum() < 10**9, lambda x: (x * mean).sin().exp(), lambda x: x.cos(), (x,))
+    return out
+
+
+def not_chosen(x: Tensor) -> Tensor:
+    out: Tensor = torch.cond(x.sum() > 10**9, lambda x: x.cos(), lambda x: x.sin().exp(), (x,))
+    return out
+
+
+def scanned(x: Tensor) -> Tensor:
+    def next_of(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        carry = (carry + row).sin()
+        return carry, carry.exp()
+
+    rows: Tensor = scan(next_of, x.new_zeros(16, WIDTH), x.view(16, -1, WIDTH))[1]
+    return rows.view(x.shape)
+
+
+def mapped(x: Tensor) -> Tensor:
+    out: Tensor = map_rows(wavy, x)  # type: ignore[arg-type]
+    return out
+
+
+def looped(x: Tensor) -> Tensor:
+    """Without gradients: torch does not train through one."""
+
+    def more(n: Tensor, _: Tensor) -> Tensor:
+        return n < 3
+
+    def body(n: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return n + 1, y.sin()
+
+    start = torch.zeros((), dtype=torch.int64)
+    scale: Tensor = while_loop(more, body, (start, x.detach()))[1]
+    return x * scale
+
+
+@pytest.mark.parametrize(
+    ("middle", "name"),
+    [(chosen, "cond"), (not_chosen, "cond"), (scanned, "scan"), (mapped, "map"), (looped, "while_loop")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_op_that_carries_graphs_runs_once(middle: Middle, name: str) -> None:
+    (op,) = pinned(kept(middle), CARRIES)
+    assert name in op.target
+
+
+def test_an_associative_scan_is_ops_like_others() -> None:
+    def products(x: Tensor) -> Tensor:
+        out: Tensor = associative_scan(torch.mul, x.view(8, -1, WIDTH), dim=0, combine_mode="generic")
+        return out.view(x.shape)
+
+    assert not pinned(kept(products), "")
+
+
+def attended(x: Tensor) -> Tensor:
+    """On a CPU torch has no backward pass of it: its inputs have no gradient."""
+    q = x.detach().view(2, 128, 2, 16).transpose(1, 2)
+    found = flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + 0.01 * (i - j))
+    assert isinstance(found, Tensor)
+    return x * found.transpose(1, 2).reshape(x.shape)
+
+
+def test_flex_attention_is_pinned_and_its_gradients_are_torch_s_to_refuse() -> None:
+    model, backend = Around(attended), eager("5MB")
+    expected = by_turns(model, compiled(model, "aot_eager"), (plain,), rounds=1)
+    found = by_turns(model, compiled(model, backend), (plain,), rounds=1)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    (op,) = pinned(backend, CARRIES)
+    assert "flex_attention" in op.target
+    q = torch.ones(1, 1, 128, 16, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="FlexAttention does not support backward on CPU"):
+        compiled(lambda q: flex_attention(q, q, q), eager("5MB"))(q)
+
+
+def test_a_triton_kernel_is_pinned_and_runs_though_nobody_reads_it() -> None:
+    """A node made by hand: there is no Triton for a CPU."""
+    node = fx.Graph().call_function(triton_kernel_wrapper_mutation, kwargs={"kernel_idx": 0})
+    assert pin_of(node) == must_run(node) == CARRIES
+
+
+# What an op takes while it runs
+
+TIMES = 20
+
+
+def spread(x: Tensor) -> Tensor:
+    return (x.repeat(TIMES, 1) + 1).view(TIMES, *x.shape).mean(0)
+
+
+@torch.library.custom_op("test_opaque::wide", mutates_args=())
+def wide(x: Tensor) -> Tensor:
+    return spread(x)
+
+
+wide.register_fake(torch.empty_like)
+wide.register_autograd(lambda ctx, grad: grad)
+
+
+def wide_branch(x: Tensor) -> Tensor:
+    out: Tensor = torch.cond(x.sum() < 10**9, spread, torch.cos, (x,))
+    return out
+
+
+@pytest.mark.parametrize("middle", [wide, wide_branch, attended], ids=["custom op", "cond", "flex attention"])
+def test_what_an_op_takes_while_it_runs_is_counted_or_said(
+    middle: Middle, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What can't be run on made-up data, to find out, needs a warning that says what to do."""
+    budget = 400_000
+    model = Around(middle)
+    run = compiled(model, eager(budget))
+    by_turns(model, run, (plain,))
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("rematc")]
+    assert max(peaks(model, run, (plain,))) <= budget or any("reserve=" in text for text in said)
+
+
+# Sizes that only the run knows
+
+KNOWN_BY_THE_RUN = {
+    "boolean index": lambda x: x + x[x.sum(1) > 0].exp().mean(0),
+    "nonzero": lambda x: x * (x > 0).nonzero().float().mean(),
+    "item": lambda x: x + x.new_ones(int(x.abs().sum().item()) + 1, WIDTH).cos().mean(0),
+    "returned": lambda x: x[x.sum(1) > 0],
+}
+
+
+@pytest.fixture
+def captured_sizes() -> Iterator[None]:
+    settings = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    with torch._dynamo.config.patch(settings):
+        yield
+
+
+@pytest.mark.usefixtures("captured_sizes")
+@pytest.mark.parametrize("middle", KNOWN_BY_THE_RUN)
+def test_a_size_that_only_the_run_knows_is_refused_as_the_docs_say(middle: str) -> None:
+    """As torch is by default it breaks the graph there, and the parts share the budget."""
+    model = Around(KNOWN_BY_THE_RUN[middle])
+    what = model if middle != "returned" else lambda x: model.middle(model.first(x))
+    with pytest.raises(rematc.CaptureError, match="the graph has a size that depends on data"):
+        compiled(what, eager("5MB"))(plain(model))
+
+
+@pytest.mark.usefixtures("captured_sizes")
+def test_a_number_that_only_the_run_knows_is_no_size() -> None:
+    kept(lambda x: x.sin() * x.sum().item())
+
+
+# Collectives
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def summed(x: Tensor) -> Tensor:
+    out: Tensor = collectives.all_reduce(x.sin(), "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    return out.exp()
+
+
+class Gathered(nn.Module):
+    """A parameter that the graph gathers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shard = nn.Parameter(torch.linspace(-1, 1, WIDTH * WIDTH).view(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole: Tensor = collectives.all_gather_tensor_autograd(self.shard, 0, dist.group.WORLD)  # type: ignore[arg-type]
+        return (x @ whole).sin()
+
+
+def collectives_of_a_step(model: Around, backend: rematc.Backend) -> dict[str, int]:
+    run = compiled(model, backend)
+    by_turns(model, run, (plain,))
+    with torch.profiler.profile() as profile:
+        step_of(model, run, plain(model))
+    return {
+        e.key.split("::")[1]: e.count
+        for e in profile.key_averages()
+        if e.key.startswith("_c10d_functional::")
+    }
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_plan_runs_a_collective_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = kept(summed, share=0.6)
+    backends = [eager("1GB"), eager(tight.options.budget), rematc.backend(None, inner="eager")]
+    for n, backend in enumerate(backends):
+        if n == 2:  # whatever can be is recomputed
+            home = importlib.import_module("rematc.backend")
+            monkeypatch.setattr(home, "solve", lambda problem, _: recompute_all(problem))
+        found = collectives_of_a_step(Around(summed), backend)
+        assert found == {"all_reduce": 2, "wait_tensor": 2}
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_parameter_is_gathered_once_in_each_pass_whatever_the_plan() -> None:
+    budget = assert_kept(lambda _: Around(Gathered())).options.budget
+    for limit in ("1GB", budget):
+        found = collectives_of_a_step(Around(Gathered()), eager(limit))
+        assert found["all_gather_into_tensor"] == 2
+        assert found["reduce_scatter_tensor"] == 1
