@@ -7,19 +7,21 @@ import operator
 from torch import fx
 
 from rematc import compat
+from rematc.passes.dropout import split_dropout
 from rematc.passes.must_recompute import must_recompute
 from rematc.passes.snapshot import snapshot
 
 
 def canonicalize(joint: fx.GraphModule, num_fwd_outputs: int) -> fx.GraphModule:
-    """Drop dead ops, merge equal ones, keep the old values of inputs that forward overwrites, and
-    recompute what the model says must be.
+    """Drop dead ops, merge equal ones, take dropout apart, keep the old values of inputs that forward
+    overwrites, and recompute what the model says must be.
 
     ``joint`` is changed in place and returned, linted after every step.
     """
     joint.graph.eliminate_dead_code()
     joint.graph = compat.common_subexpressions(joint.graph)
     _merge_takers(joint.graph)
+    split_dropout(joint)
     joint.graph.lint()
     snapshot(joint, num_fwd_outputs)
     must_recompute(joint, num_fwd_outputs)

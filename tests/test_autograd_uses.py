@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,27 +16,40 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.cases import ROWS, SEVERAL, WIDTH, Case, Results, Trained, assert_as_without, assert_same_bits
+import rematc
+from tests.cases import (
+    ROWS,
+    SEVERAL,
+    WIDTH,
+    Case,
+    Results,
+    Trained,
+    assert_as_without,
+    assert_same_bits,
+    under_the_smallest_budget,
+)
+from tests.test_limits import NO_DOUBLE
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo's own
 ]
-LAYERS, NUMBER = 4, 4  # the bytes of a number
+LAYERS, NUMBER = 2, 4  # the bytes of a number
 
 
 class Net(nn.Module):
-    """Layers with a ``middle`` between them, and a loss."""
+    """Layers with a ``middle`` between them, a loss in float, and an optimizer."""
 
     def __init__(self, middle: Callable[[Tensor], Tensor] = torch.tanh) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
         self.middle = middle
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = self.middle(F.gelu(layer(x))).sin()
-        return x.square().mean()
+        return x.float().square().mean()
 
 
 def leaf() -> Results:
@@ -43,7 +60,7 @@ def gradients(t: Trained) -> Results:
     return tuple(p.grad for p in t.model.parameters() if p.grad is not None)
 
 
-# Losses and backward passes
+# Around the model: losses, backward passes, and what runs without gradients
 
 
 def accumulated(t: Trained) -> Results:
@@ -60,34 +77,24 @@ def losses_summed(t: Trained) -> Results:
 
 def losses_apart(t: Trained) -> Results:
     (x,) = t.inputs
-    losses = [t.run(x), t.run(x.cos())]
-    for loss in losses:
+    for loss in (t.run(x), t.run(x.cos())):  # both are there before the first goes back
         loss.backward()
     return gradients(t)
 
 
-def asked_for(t: Trained) -> Results:
-    """Of parameters and of an input, and nothing is left in ``.grad``."""
+def asked_for(count: int, t: Trained) -> Results:
     (x,) = t.inputs
-    found = torch.autograd.grad(t.run(x), [x, *t.model.parameters()])
-    assert x.grad is None and not gradients(t)
+    found = torch.autograd.grad(t.run(x), [x, *t.model.parameters()][:count])
+    assert x.grad is None and not gradients(t)  # it leaves nothing there
     return found
 
 
-def some_asked_for(t: Trained) -> Results:
-    (x,) = t.inputs
-    return torch.autograd.grad(t.run(x), [x, next(t.model.parameters())])
-
-
 def clipped(t: Trained) -> Results:
-    """Steps of plain SGD, so that a wrong bit shows in all that follow."""
-    (x,) = t.inputs
-    t.run(x).backward()
+    """Steps of an optimizer with a state, so that a wrong bit shows in all that follow."""
+    assert isinstance(t.model, Net)
+    t.run(*t.inputs).backward()
     norm = nn.utils.clip_grad_norm_(t.model.parameters(), 0.01)
-    with torch.no_grad():
-        for p in t.model.parameters():
-            assert p.grad is not None
-            p -= 0.1 * p.grad
+    t.model.optimizer.step()
     return (norm,)
 
 
@@ -104,84 +111,20 @@ def validated(t: Trained) -> Results:
     return (loss,)
 
 
-TRAINED: dict[str, tuple[Callable[[Trained], Results], int]] = {  # and what they leave to their own next call
-    "gradients that accumulate": (accumulated, 4 * (LAYERS * WIDTH * (WIDTH + 1) + ROWS * WIDTH)),
-    "losses summed": (losses_summed, 0),
-    "losses apart": (losses_apart, 0),
-    "autograd.grad": (asked_for, 0),
-    "autograd.grad of some": (some_asked_for, 0),
-    "clipped, and steps of an optimizer": (clipped, 0),
-    "validation without gradients": (validated, NUMBER),
-}
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_steps_of_all_kinds(name: str) -> None:
-    train, left_bytes = TRAINED[name]
-    assert_as_without(Case(Net, "", leaf, steps=SEVERAL, handed_bytes=left_bytes, train=train))
-
-
-def twice_through(t: Trained) -> Results:
-    (x,) = t.inputs
-    loss = t.run(x)
-    loss.backward(retain_graph=True)
-    once = [g.clone() for g in gradients(t)]
-    loss.backward()
-    assert all(torch.equal(g, 2 * o) for g, o in zip(gradients(t), once, strict=True))
+def encoded(mode: Callable[[], AbstractContextManager[Any]], t: Trained) -> Results:
+    """An encoder that is not trained, before the model."""
+    with mode():
+        x = F.gelu(t.inputs[0] * 2).sin()
+    if x.is_inference():
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+            t.run(x)  # as in eager PyTorch
+        x = x.clone()
+    t.run(x).backward()
     return gradients(t)
 
 
-def test_a_graph_that_is_retained_goes_back_twice_with_the_same_bits() -> None:
-    """What is recomputed is made anew each time, of values that the first time left as they were; what is
-    retained is not counted in the budget.
-    """
-    assert_same_bits(Case(Net, "", leaf, train=twice_through))
-
-
-# Hooks
-
-
-class Hooked(Net):
-    """``put`` hooks what is to be hooked; the list has what they saw."""
-
-    def __init__(self, put: Callable[[Hooked], None]) -> None:
-        super().__init__()
-        self.seen: list[Tensor] = []
-        put(self)
-
-
-def on_parameters(net: Hooked) -> None:
-    for p in net.parameters():
-        p.register_hook(lambda grad: 0.5 * grad)
-        p.register_post_accumulate_grad_hook(lambda p: net.seen.append(p.grad.sum()))  # type: ignore[union-attr]
-
-
-def on_module(net: Hooked) -> None:
-    net.layers[1].register_forward_hook(lambda _, __, out: out.exp())
-    net.layers[2].register_forward_pre_hook(lambda _, args: (args[0].cos(),))
-
-
-def on_the_step(net: Hooked) -> None:
-    def note(_: nn.Module, __: Any, grads: tuple[Tensor, ...]) -> None:
-        net.seen.append(grads[0].sum())
-
-    net.register_full_backward_hook(note)
-
-
-def seen(t: Trained) -> Results:
-    t.run(*t.inputs).backward()
-    assert isinstance(t.model, Hooked)
-    found, t.model.seen = tuple(t.model.seen), []
-    return found
-
-
-@pytest.mark.parametrize("put", [on_parameters, on_module], ids=lambda put: put.__name__)
-def test_hooks_see_and_change_what_they_did(put: Callable[[Hooked], None]) -> None:
-    assert_as_without(Case(lambda: Hooked(put), "", train=seen))
-
-
-def on_the_result(t: Trained) -> Results:
-    """Of a tensor outside, that the compiled model takes, and of its loss."""
+def hooked_outside(t: Trained) -> Results:
+    """A tensor that the model takes, and its loss."""
     found: list[Tensor] = []
     x = t.inputs[0] * 2
     x.register_hook(lambda grad: found.append(grad.sum()))
@@ -191,18 +134,151 @@ def on_the_result(t: Trained) -> Results:
     return tuple(found)
 
 
-def test_hooks_of_tensors_outside() -> None:
-    made_bytes = 4 * ROWS * WIDTH + NUMBER
-    assert_as_without(Case(Net, "", leaf, steps=SEVERAL, handed_bytes=made_bytes, train=on_the_result))
+GRADIENTS, INPUT = 4 * LAYERS * WIDTH * (WIDTH + 1), 4 * ROWS * WIDTH  # bytes
+TRAINED: dict[str, tuple[Callable[[Trained], Results], int]] = {  # and the bytes that they hand to the model
+    "gradients that accumulate": (accumulated, GRADIENTS + INPUT),
+    "losses summed": (losses_summed, 0),
+    "losses apart": (losses_apart, 0),
+    "autograd.grad": (partial(asked_for, 1 + 2 * LAYERS), 0),
+    "autograd.grad of some": (partial(asked_for, 2), 0),
+    "clipped, and steps of an optimizer": (clipped, 0),
+    "validation without gradients": (validated, NUMBER),
+    "an encoder under no_grad": (partial(encoded, torch.no_grad), INPUT),
+    "an encoder under inference_mode": (partial(encoded, torch.inference_mode), INPUT),
+    "hooks of tensors outside": (hooked_outside, INPUT + NUMBER),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_steps_of_all_kinds(name: str) -> None:
+    train, handed_bytes = TRAINED[name]
+    assert_as_without(Case(Net, "gelu", leaf, steps=SEVERAL, handed_bytes=handed_bytes, train=train))
+
+
+class Two(Net):
+    """Two losses of one forward pass."""
+
+    def forward(self, x: Tensor) -> Results:  # type: ignore[override]
+        return super().forward(x), self.layers[0](x).cos().mean()
+
+
+def test_two_losses_of_one_forward_pass_summed() -> None:
+    assert_as_without(Case(Two, "gelu", leaf, lambda run, inputs: (sum(run(*inputs)),), SEVERAL))
+
+
+def again_and_again(t: Trained) -> Results:
+    """Twice from the first loss, then from the second: each time what is recomputed is made anew."""
+    first, second = t.run(*t.inputs)
+    first.backward(retain_graph=True)
+    once = [g.clone() for g in gradients(t)]
+    first.backward(retain_graph=True)
+    assert all(torch.equal(g, 2 * o) for g, o in zip(gradients(t), once, strict=True))
+    second.backward()
+    return (*once, *gradients(t))
+
+
+def differentiated_twice(t: Trained) -> Results:
+    """That is refused, and training goes on."""
+    (x,) = t.inputs
+    (first,) = torch.autograd.grad(t.run(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=NO_DOUBLE):
+        first.square().sum().backward()
+    t.run(x).backward()
+    return (first, *gradients(t))
+
+
+@pytest.mark.parametrize(("make", "train"), [(Two, again_and_again), (Net, differentiated_twice)])
+def test_a_graph_that_is_retained(make: type[Net], train: Callable[[Trained], Results]) -> None:
+    case = Case(make, "gelu", leaf, train=train)  # what is retained is not counted in the budget
+    assert_same_bits(case, *under_the_smallest_budget(case))
+
+
+# Hooks
+
+
+class Hooked(Net):
+    """``put`` hooks what is to be hooked, and says how often in a step what the list has is seen."""
+
+    def __init__(self, put: Callable[[Hooked], int]) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+        self.times = put(self)
+
+    def note(self, grad: Tensor) -> None:
+        self.seen.append(grad.sum())
+
+
+def on_parameters(net: Hooked) -> int:
+    for p in net.parameters():
+        p.register_hook(lambda grad: 0.5 * grad)
+        p.register_post_accumulate_grad_hook(lambda p: net.note(p.grad))  # type: ignore[arg-type]
+    return 2 * LAYERS
+
+
+def on_modules(net: Hooked) -> int:
+    net.layers[0].register_forward_hook(lambda _, __, out: out.exp())
+    net.layers[1].register_forward_pre_hook(lambda _, args: (args[0].cos(),))
+    return 0
+
+
+def on_the_model(net: Hooked) -> int:
+    net.register_full_backward_pre_hook(lambda _, grads: (2 * grads[0],))
+    net.register_full_backward_hook(lambda _, grads, __: net.note(grads[0]))
+    return 1
+
+
+def on_a_layer(net: Hooked) -> int:
+    net.layers[1].register_full_backward_hook(lambda _, grads, __: (0.5 * grads[0],))
+    return 0
+
+
+def seen(t: Trained) -> Results:
+    t.run(*t.inputs).backward()
+    assert isinstance(t.model, Hooked)
+    found, t.model.seen = tuple(t.model.seen), []
+    assert len(found) == t.model.times
+    return found
+
+
+@pytest.mark.parametrize("put", [on_parameters, on_modules, on_the_model], ids=lambda put: put.__name__)
+def test_hooks_see_and_change_what_they_did(put: Callable[[Hooked], int]) -> None:
+    assert_as_without(Case(lambda: Hooked(put), "gelu", leaf, steps=SEVERAL, train=seen))
+
+
+class Unrolled(Hooked):
+    """Torch resumes after a layer that it can't compile, but not in a loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.layers
+        x = second(F.gelu(first(x)).sin().exp())
+        return F.gelu(x).sin().square().mean()
+
+
+def test_a_backward_hook_of_a_layer_cuts_the_graph_and_the_parts_share_the_budget() -> None:
+    assert_as_without(Case(lambda: Unrolled(on_a_layer), "gelu", leaf, steps=SEVERAL, train=seen))
+
+
+def test_where_a_backward_hook_of_a_layer_keeps_all_from_being_compiled_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend = rematc.backend("1MB", inner="eager")
+    Trained(Case(lambda: Hooked(on_a_layer), "", leaf, train=seen), backend)
+    plans = len(backend.plans)
+    with caplog.at_level(logging.WARNING, "rematc"):
+        del backend
+        torch._dynamo.reset()
+        gc.collect()
+    assert ("nothing was compiled by rematc.backend" in caplog.text) is (plans == 0)
 
 
 # Inside of the model
 
 
-def frozen(x: Tensor) -> Tensor:
-    with torch.no_grad():
+def apart(mode: Callable[[], AbstractContextManager[Any]], x: Tensor) -> Tensor:
+    """Autograd keeps both factors: of what inference mode made a clone."""
+    with mode():
         seen = F.gelu(x.exp()).sin()
-    return x * seen
+    return x * seen.clone()
 
 
 class Straight(torch.autograd.Function):
@@ -213,7 +289,7 @@ class Straight(torch.autograd.Function):
         ctx.save_for_backward(x)
         sign = x.sign()
         ctx.mark_non_differentiable(sign)
-        return x.round() + x.tanh(), sign
+        return x.round(), sign
 
     @staticmethod
     @once_differentiable
@@ -222,35 +298,23 @@ class Straight(torch.autograd.Function):
         return grad * (1 - 0.5 * x.tanh().square())
 
 
-def straight(x: Tensor) -> Tensor:
-    rounded, sign = Straight.apply(3 * x)
-    return rounded * sign
-
-
 def hooked_inside(x: Tensor) -> Tensor:
     y = x.exp()
     y.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
     return y.sin()
 
 
-def in_a_region(x: Tensor) -> Tensor:
-    found: Tensor = checkpoint(lambda x: F.gelu(x.exp()).tanh(), x, use_reentrant=False)
-    return found
-
-
-def detached(x: Tensor) -> Tensor:
-    return x * F.softmax(x.detach().exp(), -1)
-
-
-INSIDE: dict[str, Callable[[Tensor], Tensor]] = {
-    "no_grad": frozen,
-    "detach": detached,
-    "autograd.Function": straight,
-    "a hook of a tensor": hooked_inside,
-    "a region under checkpoint": in_a_region,
+INSIDE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # and an op of it
+    "no_grad": (partial(apart, torch.no_grad), "exp"),
+    "inference_mode": (partial(apart, torch.inference_mode), "exp"),
+    "detach": (lambda x: x * x.detach().exp().softmax(-1), "softmax"),
+    "autograd.Function": (lambda x: torch.mul(*Straight.apply(3 * x)), "round"),
+    "a hook of a tensor": (hooked_inside, "exp"),
+    "a region under checkpoint": (lambda x: checkpoint(torch.exp, x, use_reentrant=False).sin(), "exp"),
 }
 
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_what_a_model_does_inside(name: str) -> None:
-    assert_as_without(Case(lambda: Net(INSIDE[name]), "", leaf))
+    middle, op = INSIDE[name]
+    assert_as_without(Case(lambda: Net(middle), op, leaf))

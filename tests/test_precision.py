@@ -12,26 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.cases import ROWS, SEVERAL, WIDTH, Case, Results, Trained, assert_as_without, called
+from tests.test_autograd_uses import Net, leaf
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo's own
 ]
 HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
-
-
-class Net(nn.Module):
-    """Layers with a ``middle`` between them, and a loss in float."""
-
-    def __init__(self, middle: Callable[[Tensor], Tensor] = torch.tanh) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.middle = middle
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = self.middle(F.gelu(layer(x))).sin()
-        return x.float().square().mean()
 
 
 # Autocast
@@ -44,11 +31,11 @@ def cast(half: torch.dtype, run: Callable[..., Any], inputs: Results) -> Results
 
 @HALVES
 def test_autocast_around_the_forward_pass(half: torch.dtype) -> None:
-    assert_as_without(Case(Net, "", step=partial(cast, half)))
+    assert_as_without(Case(Net, "to_copy", leaf, partial(cast, half)))
 
 
 class Inside(Net):
-    """Autocast in the model, and a part of it that is not cast."""
+    """Autocast in the model, and parts of it that are not cast."""
 
     def __init__(self, half: torch.dtype) -> None:
         super().__init__()
@@ -56,48 +43,63 @@ class Inside(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", self.half):
-            for n, layer in enumerate(self.layers):
-                with torch.autocast("cpu", enabled=n % 2 == 0):
-                    x = F.gelu(layer(x.float())).sin().exp()
+            for layer in self.layers:
+                x = F.gelu(layer(x)).sin()
+                with torch.autocast("cpu", enabled=False):
+                    x = F.linear(x.float(), layer.weight).exp()
             return x.float().square().mean()
 
 
 @HALVES
-def test_autocast_in_the_model_and_a_part_that_is_not_cast(half: torch.dtype) -> None:
-    assert_as_without(Case(lambda: Inside(half), ""))
+def test_autocast_in_the_model_and_parts_that_are_not_cast(half: torch.dtype) -> None:
+    assert_as_without(Case(lambda: Inside(half), "to_copy", leaf))
 
 
-def scaled(t: Trained, half: torch.dtype) -> Results:
-    """A step of an optimizer, of gradients that are scaled, checked and scaled back; one in four is not."""
-    if not hasattr(t, "scaler"):
-        t.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)  # type: ignore[attr-defined]
-        t.optimizer = torch.optim.SGD(t.model.parameters(), lr=0.1)  # type: ignore[attr-defined]
-        t.count = 0  # type: ignore[attr-defined]
-    scaler, optimizer = t.scaler, t.optimizer  # type: ignore[attr-defined]
+class Scaled(Net):
+    """Its gradients are scaled, by more as long as none is infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
+        self.taken = 0
+
+
+def scaled(half: torch.dtype, t: Trained) -> Results:
+    """A step of an optimizer; the second is not taken."""
+    assert isinstance(t.model, Scaled)
+    scaler, weight = t.model.scaler, t.model.layers[0].weight
+    before = weight._version
     with torch.autocast("cpu", half):
         loss = t.run(*t.inputs)
-    t.count += 1  # type: ignore[attr-defined]
-    scaler.scale(loss * (torch.inf if t.count == 2 else 1)).backward()  # type: ignore[attr-defined]
-    scaler.step(optimizer)
+    t.model.taken += 1
+    scaler.scale(loss * (torch.inf if t.model.taken == 2 else 1)).backward()
+    scaler.step(t.model.optimizer)
     scaler.update()
+    assert (weight._version == before) is (t.model.taken == 2)
     return loss, torch.tensor(scaler.get_scale())
 
 
 @HALVES
-def test_gradients_that_a_scaler_scales(half: torch.dtype) -> None:
-    assert_as_without(Case(Net, "", steps=SEVERAL, train=partial(scaled, half=half)))
+def test_gradients_that_a_scaler_scales_and_checks(half: torch.dtype) -> None:
+    assert_as_without(Case(Scaled, "to_copy", leaf, steps=SEVERAL, train=partial(scaled, half)))
 
 
 # Dtypes of parameters and of values
 
 
-def in_halves(half: torch.dtype) -> Case:
-    return Case(lambda: Net().to(half), "", lambda: (torch.randn(ROWS, WIDTH, dtype=half),))
+def stepped(t: Trained) -> Results:
+    t.run(*t.inputs).backward()
+    assert isinstance(t.model, Net)
+    t.model.optimizer.step()
+    return ()
 
 
 @HALVES
-def test_parameters_in_half_precision(half: torch.dtype) -> None:
-    assert_as_without(in_halves(half))
+def test_parameters_in_half_precision_and_what_an_optimizer_makes_of_them(half: torch.dtype) -> None:
+    def inputs() -> Results:
+        return (torch.randn(ROWS, WIDTH, dtype=half, requires_grad=True),)
+
+    assert_as_without(Case(lambda: Net().to(half), "gelu", inputs, steps=SEVERAL, train=stepped))
 
 
 def test_parameters_of_several_dtypes() -> None:
@@ -112,14 +114,57 @@ def test_parameters_of_several_dtypes() -> None:
                 x = F.gelu(layer(x.to(layer.weight.dtype))).sin().exp()
             return x.float().square().mean()
 
-    assert_as_without(Case(Mixed, ""))
+    assert_as_without(Case(Mixed, "to_copy", leaf))
+
+
+# Values of few bits, complex ones, integers and booleans
 
 
 def eighths(kind: torch.dtype, x: Tensor) -> Tensor:
-    """Kept in 8 bits, read in 32; the gradient goes around it."""
+    """Rounded to 8 bits and read in 32; the gradient goes around it."""
     scale = x.detach().abs().amax() / 8
     small = (x / scale).to(kind)
     return x + (small.to(x.dtype) * scale - x).detach().sin()
+
+
+class Kept(torch.autograd.Function):
+    """Its activation is kept for backward in 8 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.to(torch.float8_e5m2))
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (small,) = ctx.saved_tensors
+        return grad * small.to(grad.dtype).cos()
+
+
+class Product(torch.autograd.Function):
+    """A matrix product of factors in 8 bits, which are kept for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        one, small, weights = torch.ones(()), *(t.to(torch.float8_e4m3fn) for t in (x, weight))
+        ctx.save_for_backward(small, weights)
+        return torch._scaled_mm(small, weights.t(), one, one, out_dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        small, weights = (t.to(grad.dtype) for t in ctx.saved_tensors)
+        return grad @ weights, grad.t() @ small
+
+
+class Eighths(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(Product.apply(x, layer.weight) + layer.bias).sin().exp()
+        return x.square().mean()
+
+
+def test_products_in_8_bits() -> None:
+    assert_as_without(Case(Eighths, "scaled_mm", leaf))
 
 
 def in_the_plane(x: Tensor) -> Tensor:
@@ -138,10 +183,9 @@ def masked(x: Tensor) -> Tensor:
     return torch.where(mask, x, 0.1 * x).masked_fill(~mask & (x < -1), 0.5)
 
 
-def sorted_out(x: Tensor) -> Tensor:
-    values, places = x.sin().topk(WIDTH // 2, dim=-1)
-    counts = F.one_hot(places % 4, 4).sum(1)
-    return x.scatter_add(-1, places, values.exp()) + counts.repeat(1, WIDTH // 4).to(x.dtype)
+def scattered(x: Tensor) -> Tensor:
+    values, places = x.topk(WIDTH // 2, dim=-1)
+    return x.scatter_add(-1, places, values.exp()) * F.one_hot(places[:, 0], WIDTH)
 
 
 def looked_up(x: Tensor) -> Tensor:
@@ -149,19 +193,41 @@ def looked_up(x: Tensor) -> Tensor:
     return x + x.exp()[rows].cumsum(-1).sin()
 
 
-MIDDLES: dict[str, Callable[[Tensor], Tensor]] = {
-    "fp8, e4m3": partial(eighths, torch.float8_e4m3fn),
-    "fp8, e5m2": partial(eighths, torch.float8_e5m2),
-    "complex, by Fourier": in_the_plane,
-    "complex, by view": as_complex,
-    "booleans": masked,
-    "integers, sorted and counted": sorted_out,
-    "integers, as indices": looked_up,
-    "double": lambda x: x.double().exp().sin().to(x.dtype),
+MIDDLES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # and an op of it
+    "fp8, e4m3": (partial(eighths, torch.float8_e4m3fn), "to_copy"),
+    "fp8, e5m2": (partial(eighths, torch.float8_e5m2), "to_copy"),
+    "fp8, kept for backward": (Kept.apply, "to_copy"),
+    "complex, by Fourier": (in_the_plane, "fft_r2c"),
+    "complex, by view": (as_complex, "view_as_complex"),
+    "booleans": (masked, "bitwise_and"),
+    "integers, the places of the largest": (scattered, "topk"),
+    "integers, as indices": (looked_up, "argmax"),
+    "double": (lambda x: x.double().exp().sin().to(x.dtype), "to_copy"),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")  # autograd's own
 @pytest.mark.parametrize("name", MIDDLES)
 def test_values_of_all_dtypes(name: str) -> None:
-    assert_as_without(Case(lambda: Net(MIDDLES[name]), ""))
+    middle, op = MIDDLES[name]
+    assert_as_without(Case(lambda: Net(middle), op, leaf))
+
+
+class Words(Net):
+    """Tokens and their places are looked up; the labels are integers, and some don't count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, WIDTH), nn.Embedding(8, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        place = torch.arange(len(tokens)) % 8
+        x = self.words(tokens) + self.places(place)
+        for layer in self.layers:
+            x = F.gelu(layer(x)).sin().exp()
+        labels = torch.where(tokens > 40, -100, tokens.roll(-1))
+        return F.cross_entropy(x @ self.words.weight.t(), labels)
+
+
+def test_integers_that_are_looked_up_in_tables() -> None:
+    assert_as_without(Case(Words, "embedding", lambda: (torch.randint(50, (ROWS,)),)))

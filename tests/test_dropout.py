@@ -1,0 +1,73 @@
+"""Dropout is taken apart: its mask is saved, what it drops from is dropped from again, to the same bits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rematc
+from rematc.passes.dropout import split_dropout
+from tests.cases import ROWS, WIDTH, Case, assert_same_bits, under_the_smallest_budget
+from tests.joints import joint_of
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+aten = torch.ops.aten
+
+
+def is_one_op(x: Tensor, of: Callable[[Tensor], Tensor] = torch.exp, train: bool = True) -> bool:
+    joint, _ = joint_of(lambda x: F.dropout(of(x), 0.1, train).sin().sum(), x.requires_grad_())
+    split_dropout(joint)
+    joint.graph.lint()
+    return any(n.target is aten.native_dropout.default for n in joint.graph.nodes)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.37, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_two_have_the_bits_of_the_one_and_draw_as_many_numbers(dtype: torch.dtype, p: float) -> None:
+    for shape in ((257, 33), (4, 8, 5, 3), (100_003,), (0, 4)):
+        x = torch.randn(shape, dtype=dtype)
+        torch.manual_seed(1)
+        dropped, mask = aten.native_dropout.default(x, p, True)
+        then = torch.get_rng_state()
+        torch.manual_seed(1)
+        stays = aten.bernoulli.p(aten.empty_like.default(x, dtype=torch.bool), 1 - p)
+        again = aten.native_dropout_backward.default(x, stays, 1 / (1 - p) if p < 1 else 0.0)
+        assert torch.equal(torch.get_rng_state(), then)
+        assert torch.equal(stays, mask) and torch.equal(again, dropped)
+
+
+def test_what_would_have_other_bits_stays_one_op() -> None:
+    assert not is_one_op(torch.ones(8, 8))
+    assert is_one_op(torch.ones(8, 8, dtype=torch.bfloat16))
+    assert is_one_op(torch.ones(8, 8), lambda x: x.t().exp())
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.dropout(F.gelu(layer(x)), 0.2)
+        return x.square().mean()
+
+
+def test_masks_are_saved_and_the_rest_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer bytes than where dropout is one op, whose result is saved; the bits are the same."""
+    case = Case(Dropping, "bernoulli")
+    ours, backend = under_the_smallest_budget(case)
+    assert_same_bits(case, ours, backend)
+    monkeypatch.setattr(sys.modules["rematc.passes.canonicalize"], "split_dropout", lambda joint: None)
+    _, whole = under_the_smallest_budget(case)
+    assert _peak(backend) < _peak(whole) - 3 * ROWS * WIDTH
+
+
+def _peak(backend: rematc.Backend) -> Any:
+    return backend.plans[0].peak_bytes
