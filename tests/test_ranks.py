@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch.multiprocessing as processes
 from tests import ranks
 
 Ranks = list[dict[str, ranks.Found]]
+Finder = Callable[[int, str], Ranks]
 
 BUDGETS = {
     2: {
@@ -21,70 +24,71 @@ BUDGETS = {
         "tensor": 7_500_000,
         "pipeline": 15_000_000,
     },
-    4: {
-        "ddp": 11_500_000,
-        "fsdp": 13_500_000,
-        "sharded": 6_000_000,
-        "tensor": 4_800_000,
-        "pipeline": 12_000_000,
-    },
+    4: {"sharded": 6_000_000, "tensor": 4_800_000, "pipeline": 12_000_000},
 }
+SLOW = {4: {"ddp": 11_500_000, "fsdp": 13_500_000}}
 COLLECTIVES_IN_THE_GRAPH = ("sharded", "sharded, inductor", "tensor")
 ONE_GRAPH = (*COLLECTIVES_IN_THE_GRAPH, "pipeline")
 CELLS = [(count, name) for count, budgets in BUDGETS.items() for name in budgets]
+MORE = [pytest.param(count, name, marks=pytest.mark.slow) for count in SLOW for name in SLOW[count]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Ranks]:
-    def of(count: int) -> Ranks:
-        folder = tmp_path_factory.mktemp("ranks")
-        processes.spawn(ranks.train, (count, str(folder), BUDGETS[count]), nprocs=count)
+def found(tmp_path_factory: pytest.TempPathFactory) -> Finder:
+    """What each rank found in a way of training; the ways of so many ranks run one after the other."""
+
+    @functools.cache
+    def of(count: int, is_slow: bool) -> Ranks:
+        folder, budgets = tmp_path_factory.mktemp("ranks"), (SLOW if is_slow else BUDGETS)[count]
+        processes.spawn(ranks.train, (count, str(folder), budgets), nprocs=count)
         return [torch.load(Path(folder, f"{rank}.pt")) for rank in range(count)]
 
-    return {count: of(count) for count in BUDGETS}
+    return lambda count, name: of(count, name in SLOW.get(count, {}))
 
 
-@pytest.mark.parametrize(("count", "name"), CELLS)
-def test_gradients_are_those_of_all_ranks_together(count: int, name: str, found: dict[int, Ranks]) -> None:
+def budget_of(count: int, name: str) -> int:
+    return {**BUDGETS[count], **SLOW.get(count, {})}[name]
+
+
+@pytest.mark.parametrize(("count", "name"), [*CELLS, *MORE])
+def test_gradients_are_those_of_all_ranks_together(count: int, name: str, found: Finder) -> None:
     """To the bit as under `aot_eager`; eager PyTorch adds them up in another order, and so does Inductor."""
-    for rank in found[count]:
+    for rank in found(count, name):
         same = map(torch.equal, rank[name]["gradients"], rank[name]["plain"])
         assert all(same) or ranks.WAYS[name].inner == "inductor"
         for ours, theirs in zip(rank[name]["gradients"], rank[name]["expected"], strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(("count", "name"), CELLS)
-def test_on_each_rank_the_graphs_of_a_step_share_the_budget(
-    count: int, name: str, found: dict[int, Ranks]
-) -> None:
+@pytest.mark.parametrize(("count", "name"), [*CELLS, *MORE])
+def test_on_each_rank_the_graphs_of_a_step_share_the_budget(count: int, name: str, found: Finder) -> None:
     """DDP runs the pieces of the model on fake tensors first: that is no step, and keeps nothing.
 
     Of a pipeline the first stage has the most batches open, and the last one at a time.
     """
-    for n, rank in enumerate(found[count]):
+    for n, rank in enumerate(found(count, name)):
         _, costs, peaks, _ = zip(*rank[name]["plans"], strict=True)
         assert len(costs) > 1 or name in ONE_GRAPH
         assert sum(costs) > 0 or (name == "pipeline" and n > 0)
-        assert max(peaks) <= BUDGETS[count][name]
+        assert max(peaks) <= budget_of(count, name)
 
 
-@pytest.mark.parametrize(("count", "name"), [cell for cell in CELLS if cell[1] != "pipeline"])
-def test_all_ranks_have_the_same_plans(count: int, name: str, found: dict[int, Ranks]) -> None:
+@pytest.mark.parametrize(("count", "name"), [cell for cell in CELLS if cell[1] != "pipeline"] + MORE)
+def test_all_ranks_have_the_same_plans(count: int, name: str, found: Finder) -> None:
     """Though each measured its costs for itself: the digest tells those too."""
-    first, *others = (rank[name]["plans"] for rank in found[count])
+    first, *others = (rank[name]["plans"] for rank in found(count, name))
     assert all(plans == first for plans in others)
 
 
 @pytest.mark.parametrize(("count", "name"), [cell for cell in CELLS if cell[1] in COLLECTIVES_IN_THE_GRAPH])
-def test_each_rank_measures_no_more_than_the_budget(count: int, name: str, found: dict[int, Ranks]) -> None:
+def test_each_rank_measures_no_more_than_the_budget(count: int, name: str, found: Finder) -> None:
     """Though a thread of gloo's holds what it has sent for a moment longer, now on this rank, now on that."""
-    assert all(rank[name]["peak_bytes"] <= BUDGETS[count][name] for rank in found[count])
+    assert all(rank[name]["peak_bytes"] <= budget_of(count, name) for rank in found(count, name))
 
 
 @pytest.mark.parametrize("name", ["sharded", "sharded, inductor"])
-def test_gathered_weights_are_not_kept(name: str, found: dict[int, Ranks]) -> None:
+def test_gathered_weights_are_not_kept(name: str, found: Finder) -> None:
     """The backward pass gathers them again, though without a limit all else is kept."""
-    for rank in found[2]:
+    for rank in found(2, name):
         assert rank[name]["saved"]
         assert ranks.Sharded.whole not in rank[name]["saved"]
