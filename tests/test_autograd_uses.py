@@ -44,7 +44,7 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
         self.middle = middle
-        self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.1, eps=1e-3)  # 1e-8 is 0 in float16
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -222,13 +222,13 @@ def on_modules(net: Hooked) -> int:
 
 
 def on_the_model(net: Hooked) -> int:
-    net.register_full_backward_pre_hook(lambda _, grads: (2 * grads[0],))
-    net.register_full_backward_hook(lambda _, grads, __: net.note(grads[0]))
+    net.register_full_backward_pre_hook(lambda _, grads: (2 * grads[0],))  # type: ignore[index]
+    net.register_full_backward_hook(lambda _, grads, __: net.note(grads[0]))  # type: ignore[index]
     return 1
 
 
 def on_a_layer(net: Hooked) -> int:
-    net.layers[1].register_full_backward_hook(lambda _, grads, __: (0.5 * grads[0],))
+    net.layers[1].register_full_backward_hook(lambda _, grads, __: (0.5 * grads[0],))  # type: ignore[index]
     return 0
 
 

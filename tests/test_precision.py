@@ -39,14 +39,14 @@ class Inside(Net):
 
     def __init__(self, half: torch.dtype) -> None:
         super().__init__()
-        self.half = half
+        self.low = half
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", self.half):
+        with torch.autocast("cpu", self.low):
             for layer in self.layers:
                 x = F.gelu(layer(x)).sin()
                 with torch.autocast("cpu", enabled=False):
-                    x = F.linear(x.float(), layer.weight).exp()
+                    x = F.linear(x.float(), layer.weight).exp()  # type: ignore[arg-type]
             return x.float().square().mean()
 
 
@@ -61,7 +61,7 @@ class Scaled(Net):
     def __init__(self) -> None:
         super().__init__()
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
-        self.taken = 0
+        self.tried = 0
 
 
 def scaled(half: torch.dtype, t: Trained) -> Results:
@@ -71,11 +71,11 @@ def scaled(half: torch.dtype, t: Trained) -> Results:
     before = weight._version
     with torch.autocast("cpu", half):
         loss = t.run(*t.inputs)
-    t.model.taken += 1
-    scaler.scale(loss * (torch.inf if t.model.taken == 2 else 1)).backward()
+    t.model.tried += 1
+    scaler.scale(loss * (torch.inf if t.model.tried == 2 else 1)).backward()
     scaler.step(t.model.optimizer)
     scaler.update()
-    assert (weight._version == before) is (t.model.taken == 2)
+    assert (weight._version == before) is (t.model.tried == 2)
     return loss, torch.tensor(scaler.get_scale())
 
 
@@ -111,7 +111,7 @@ def test_parameters_of_several_dtypes() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
-                x = F.gelu(layer(x.to(layer.weight.dtype))).sin().exp()
+                x = F.gelu(layer(x.to(layer.weight.dtype))).sin().exp()  # type: ignore[arg-type]
             return x.float().square().mean()
 
     assert_as_without(Case(Mixed, "to_copy", leaf))
