@@ -45,7 +45,9 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         blank = graph.call_function(aten.empty_like.default, (source,), {"dtype": torch.bool})
         stays = graph.call_function(aten.bernoulli.p, (blank, 1 - p))
-        dropped = graph.call_function(aten.native_dropout_backward.default, (source, stays, scale))
+        dropped = graph.create_node(
+            "call_function", aten.native_dropout_backward.default, (source, stays, scale), name="dropout"
+        )
     for made in (blank, stays, dropped):
         made.meta = {key: value for key, value in node.meta.items() if key != "val"}
         args, kwargs = fx.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])

@@ -145,7 +145,7 @@ TRAINED: dict[str, tuple[Callable[[Trained], Results], int]] = {  # and the byte
     "validation without gradients": (validated, NUMBER),
     "an encoder under no_grad": (partial(encoded, torch.no_grad), INPUT),
     "an encoder under inference_mode": (partial(encoded, torch.inference_mode), INPUT),
-    "hooks of tensors outside": (hooked_outside, INPUT + NUMBER),
+    "hooks of tensors outside": (hooked_outside, INPUT + 2 * NUMBER),
 }
 
 
