@@ -196,7 +196,10 @@ def looked_up(x: Tensor) -> Tensor:
 MIDDLES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # and an op of it
     "fp8, e4m3": (partial(eighths, torch.float8_e4m3fn), "to_copy"),
     "fp8, e5m2": (partial(eighths, torch.float8_e5m2), "to_copy"),
-    "fp8, kept for backward": (Kept.apply, ""),  # torch 2.11 traces it in another place
+    "fp8, kept for backward": (
+        lambda x: Kept.apply(x),
+        "to_copy",
+    ),  # the oldest torch does not see a bare apply
     "complex, by Fourier": (in_the_plane, "fft_r2c"),
     "complex, by view": (as_complex, "view_as_complex"),
     "booleans": (masked, "bitwise_and"),
