@@ -111,7 +111,7 @@ class _Tracer:
 
     def read(self, joint: fx.GraphModule, num_fwd_outputs: int) -> Problem:
         """Joint graph -> problem, with no budget."""
-        canonicalize(joint, num_fwd_outputs)
+        canonicalize(joint, num_fwd_outputs, runs_here=False)
         captured = capture(joint, num_fwd_outputs, allocation_bytes=self.device.rounding_bytes)
         prices = Prices(self.device.rates)
         costs = tuple(prices.of(nodes[0]) for nodes in captured.nodes)

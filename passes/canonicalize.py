@@ -12,16 +12,18 @@ from rematc.passes.must_recompute import must_recompute
 from rematc.passes.snapshot import snapshot
 
 
-def canonicalize(joint: fx.GraphModule, num_fwd_outputs: int) -> fx.GraphModule:
+def canonicalize(joint: fx.GraphModule, num_fwd_outputs: int, *, runs_here: bool = True) -> fx.GraphModule:
     """Drop dead ops, merge equal ones, take dropout apart, keep the old values of inputs that forward
     overwrites, and recompute what the model says must be.
 
-    ``joint`` is changed in place and returned, linted after every step.
+    ``joint`` is changed in place and returned, linted after every step. Not ``runs_here``: the plan is for
+    another device than the one that its values are on, and what only this one can is not done.
     """
     joint.graph.eliminate_dead_code()
     joint.graph = compat.common_subexpressions(joint.graph)
     _merge_takers(joint.graph)
-    split_dropout(joint)
+    if runs_here:
+        split_dropout(joint)
     joint.graph.lint()
     snapshot(joint, num_fwd_outputs)
     must_recompute(joint, num_fwd_outputs)

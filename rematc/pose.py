@@ -39,7 +39,7 @@ def pose(
     """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
     target = target or target_of(joint, options, cache_folder())
     _fix_sizes(joint)
-    canonicalize(joint, num_fwd_outputs)
+    canonicalize(joint, num_fwd_outputs, runs_here=target.table is not None)
     captured = capture(joint, num_fwd_outputs, allocation_bytes=target.allocation_bytes)
     nodes = [nodes[0] for nodes in captured.nodes]
     prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")

@@ -23,10 +23,10 @@ def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) ->
 
 
 def _in_flight_bytes(graph: Graph) -> int:
-    """On a CPU a thread of gloo's lets go of a collective's tensors some time after it was waited for."""
+    """On a CPU the two threads of gloo let go of a collective's tensors some time after it was waited for."""
     collectives = [op for op in graph.ops if op.pin == COLLECTIVE]
-    storages = [{graph.values[v].storage for v in (*op.inputs, *op.outputs)} for op in collectives]
-    return max((sum(graph.storage_bytes[s] for s in touched) for touched in storages), default=0)
+    touched = [{graph.values[v].storage for v in (*op.inputs, *op.outputs)} for op in collectives]
+    return sum(sorted(sum(graph.storage_bytes[s] for s in storages) for storages in touched)[-2:])
 
 
 def epilogue_bytes(joint: fx.GraphModule, captured: Capture) -> int:

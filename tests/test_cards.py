@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from rematc.backend import partition
 from rematc.cards import cards
@@ -47,6 +48,13 @@ def test_a_plan_for_a_card_says_so_and_knows_its_memory(monkeypatch: pytest.Monk
     assert done.plan.budget_bytes == 12_000_000_000
     assert any("GeForce RTX 4090" in note for note in done.plan.notes)
     assert all(size % 512 == 0 for size in done.problem.graph.storage_bytes)
+
+
+@pytest.mark.parametrize(("costs", "ops"), [("h100", 1), ("roofline", 0)])
+def test_dropout_is_one_op_on_a_card_wherever_it_is_traced(costs: str, ops: int) -> None:
+    joint, outputs = joint_of(lambda x: F.dropout(x.exp()).sum(), leaf(64, 64))
+    graph = partition(joint, outputs, Options(None, "eager", costs=costs)).problem.graph
+    assert [op.target for op in graph.ops].count("aten.native_dropout.default") == ops
 
 
 @pytest.mark.parametrize("spelling", ["H100", "h-100", "NVIDIA H100"])

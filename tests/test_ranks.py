@@ -19,12 +19,12 @@ BUDGETS = {
     2: {
         "ddp": 11_500_000,
         "fsdp": 13_500_000,
-        "sharded": 7_000_000,
-        "sharded, inductor": 7_000_000,
-        "tensor": 7_500_000,
+        "sharded": 7_400_000,
+        "sharded, inductor": 7_400_000,
+        "tensor": 8_000_000,
         "pipeline": 15_000_000,
     },
-    4: {"sharded": 6_000_000, "tensor": 4_800_000, "pipeline": 12_000_000},
+    4: {"sharded": 6_350_000, "tensor": 5_400_000, "pipeline": 12_000_000},
 }
 SLOW = {4: {"ddp": 11_500_000, "fsdp": 13_500_000}}
 COLLECTIVES_IN_THE_GRAPH = ("sharded", "sharded, inductor", "tensor")
@@ -82,7 +82,7 @@ def test_all_ranks_have_the_same_plans(count: int, name: str, found: Finder) -> 
 
 @pytest.mark.parametrize(("count", "name"), [cell for cell in CELLS if cell[1] in COLLECTIVES_IN_THE_GRAPH])
 def test_each_rank_measures_no_more_than_the_budget(count: int, name: str, found: Finder) -> None:
-    """Though a thread of gloo's holds what it has sent for a moment longer, now on this rank, now on that."""
+    """Though threads of gloo hold what they sent for a moment longer, now on one rank, now on another."""
     assert all(rank[name]["peak_bytes"] <= budget_of(count, name) for rank in found(count, name))
 
 
