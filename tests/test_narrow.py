@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from unittest import mock
 
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from rematc.solve.merge import unmerged
 from rematc.solve.narrow import Narrowing
 from rematc.solve.reach import Group, Space
 from rematc.solve.reduce import Core, reduce
+from rematc.solve.subsets import Family, Subsets
 from tests import oracle
 from tests.graphs import chain, problems, random_problem
 
@@ -133,7 +135,7 @@ def test_without_time_nothing_is_tried() -> None:
 def test_a_group_takes_what_its_smallest_block_does_and_what_is_read_of_it_is_whole() -> None:
     core = Core((4, 10), ((0,), (1,)), (), (), frozenset(), 0)
     space = Space(core, [(0, 1)], range(0))
-    assert space.bytes.tolist() == [0, 4]
+    assert space.least_bytes == [4]
     assert [space._beside(b) for b in (0, 1)] == [0, 6]
 
 
@@ -158,3 +160,31 @@ def test_convolutions_with_a_few_large_values_are_within_five_percent() -> None:
     above = problem.base_bytes
     assert narrowing.peak_bytes - above <= 1.06 * (narrowing.bound_bytes - above)
     assert narrowing.peak_bytes - above < 980e6
+
+
+@given(st.lists(st.integers(0, 9), max_size=9), st.integers(0, 40), st.data())
+def test_families_of_subsets_are_those_that_sets_say(
+    sizes: list[int], limit: int, data: st.DataObject
+) -> None:
+    every = [frozenset(c) for n in range(len(sizes) + 1) for c in combinations(range(len(sizes)), n)]
+    fitting = [s for s in every if sum(sizes[n] for n in s) <= limit]
+    of = Subsets(sizes)
+
+    def sets(family: Family) -> set[frozenset[int]]:
+        return {frozenset(of.members(int(name))) for name in of.names(family)}
+
+    within = of.within(limit)
+    assert sets(within) == set(fitting)
+    if not fitting:
+        return
+    least = min(sum(sizes[n] for n in s) for s in fitting)
+    assert sum(sizes[n] for n in of.members(of.smallest(within))) == least
+    there = data.draw(st.dictionaries(st.integers(0, max(0, len(sizes) - 1)), st.booleans()))
+    kept = of.keep(within, of.part(there))
+    assert sets(kept) == {s for s in fitting if all((n in s) == is_in for n, is_in in there.items())}
+    for n in range(len(sizes)):
+        assert sets(of.with_group(kept, n)) == {s | {n} for s in sets(kept) if n not in s}
+    whole = sets(kept)
+    of.drop(kept)
+    assert sets(kept) == {s for s in every if any(s <= other for other in whole)}
+    assert all(of.has(kept, sum(1 << n for n in s)) for s in sets(kept))
