@@ -54,6 +54,8 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
         with fake_mode_of(args), torch.no_grad():
             made.meta["val"] = made.target(*args, **kwargs)  # type: ignore[operator]
     for taker in list(node.users):
-        taker.replace_all_uses_with((dropped, stays)[taker.args[1]])  # type: ignore[index]
+        made = (dropped, stays)[taker.args[1]]  # type: ignore[index]
+        made.meta["val"] = taker.meta["val"]  # views of it are on this memory
+        taker.replace_all_uses_with(made)
         graph.erase_node(taker)
     graph.erase_node(node)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import rematc
 from rematc.passes.dropout import split_dropout
 from tests.cases import ROWS, WIDTH, Case, assert_same_bits, under_the_smallest_budget
-from tests.joints import joint_of
+from tests.joints import graph_of, joint_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 aten = torch.ops.aten
@@ -46,6 +46,13 @@ def test_what_would_have_other_bits_stays_one_op() -> None:
     assert not is_one_op(torch.ones(8, 8))
     assert is_one_op(torch.ones(8, 8, dtype=torch.bfloat16))
     assert is_one_op(torch.ones(8, 8), lambda x: x.t().exp())
+
+
+def test_a_view_of_what_was_dropped_takes_no_memory_of_its_own() -> None:
+    x = torch.ones(8, 8, requires_grad=True)
+    graph = graph_of(lambda x: F.dropout(x.exp(), 0.1).view(-1).sin().sum(), x)
+    (view,) = (op for op in graph.ops if op.target == "aten.view.default" and op.phase == "forward")
+    assert graph.values[view.outputs[0]].storage == graph.values[view.inputs[0]].storage
 
 
 class Dropping(nn.Module):

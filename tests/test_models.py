@@ -98,6 +98,7 @@ def case_for(name: str, inner: Any) -> Case:
     return case
 
 
+@functools.cache
 def refusal(name: str, inner: Any = "eager") -> rematc.BudgetError:
     case, solve = case_for(name, inner), SolveOptions(time_limit_s=2)
     torch._dynamo.reset()
