@@ -173,7 +173,7 @@ def test_the_plan_of_any_strategy_needs_what_the_simulation_says(
     assert plan.peak_bytes - resident == pytest.approx(peak_of(case, run), rel=0.005)
 
 
-QUICK = (("mlp", 0.0), ("mlp", 0.3), ("mlp", None), ("llama", 0.3))
+QUICK = (("mlp", 0.0), ("mlp", 0.3), ("mlp", None))
 CELLS = [(name, share) for name in ALL for share in (0.0, 0.3, None)]
 INDUCTOR = [
     pytest.param(*cell, id="-".join(map(str, cell)), marks=() if cell in QUICK else pytest.mark.slow)
@@ -189,12 +189,22 @@ def test_under_inductor_the_budget_bounds_the_peak_and_gradients_are_equal_withi
     holds_under_inductor(name, share)
 
 
+def test_under_inductor_a_transformer_keeps_to_two_thirds() -> None:
+    """Of what it takes above what is resident; to look for the smallest budget first takes a minute."""
+    case = case_for("llama", "inductor")
+    problem, plan = plan_model(case.model, case.inputs, case.loss, Options(None, "inductor", measure_s=1.0))
+    resident = problem.resident_bytes
+    keeps_under_inductor("llama", resident + (plan.peak_bytes - resident) * 2 // 3, resident)
+
+
 OFF_BY_ITSELF = ("falcon", "resnet")  # with Inductor alone: by 1.3 %, 0.07 % of the largest gradient
 
 
 def holds_under_inductor(name: str, share: float | None) -> None:
-    budget = budget_for(name, share, "inductor")
-    resident = limits(name, "inductor")[0]
+    keeps_under_inductor(name, budget_for(name, share, "inductor"), limits(name, "inductor")[0])
+
+
+def keeps_under_inductor(name: str, budget: int | None, resident: int) -> None:
     case = case_for(name, "inductor")
     expected = state_after(case, compiled(case, "aot_eager"))
     off = _furthest(expected, _of_inductor_alone(name)) if name in OFF_BY_ITSELF else 0.0
