@@ -62,7 +62,7 @@ def test_the_profiler_is_left_alone() -> None:
     out = run(batch())
     del out
     assert not profiler_is_active()
-    with torch.profiler.profile(profile_memory=True):
+    with torch.profiler.profile(profile_memory=True, acc_events=True):
         F.cross_entropy(run(batch()), labels()).backward()
     F.cross_entropy(run(batch()), labels()).backward()
     assert not profiler_is_active()
@@ -72,7 +72,7 @@ def test_the_user_s_own_profiles_are_whole_wherever_they_begin() -> None:
     """One in its warm-up is not active yet; and one may begin between the passes, where a survey measures."""
     _, step = training(rematc.backend("1GB", inner="eager"))
     plan = torch.profiler.schedule(wait=0, warmup=1, active=2)
-    with torch.profiler.profile(schedule=plan) as own:
+    with torch.profiler.profile(schedule=plan, acc_events=True) as own:
         for n in range(3):
             step()
             if n < 2:  # one more would begin anew, with a warning
@@ -83,7 +83,7 @@ def test_the_user_s_own_profiles_are_whole_wherever_they_begin() -> None:
     seen = []
     for _ in range(3):
         out = run(batch())
-        with torch.profiler.profile() as own:
+        with torch.profiler.profile(acc_events=True) as own:
             F.cross_entropy(out, labels()).backward()
         seen.append(len(own.events()))
     assert min(seen) > 0.9 * max(seen) > 20

@@ -240,7 +240,7 @@ class Gathered(nn.Module):
 def collectives_of_a_step(model: Around, backend: rematc.Backend) -> dict[str, int]:
     run = compiled(model, backend)
     by_turns(model, run, (plain,))
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         step_of(model, run, plain(model))
     return {
         e.key.split("::")[1]: e.count
