@@ -8,16 +8,20 @@ from torch import fx
 
 from rematc import compat
 from rematc.passes.dropout import split_dropout
+from rematc.passes.gathered import leave_to_plan
 from rematc.passes.must_recompute import must_recompute
 from rematc.passes.snapshot import snapshot
 
 
-def canonicalize(joint: fx.GraphModule, num_fwd_outputs: int, *, runs_here: bool = True) -> fx.GraphModule:
+def canonicalize(
+    joint: fx.GraphModule, num_fwd_outputs: int, *, runs_here: bool = True, regather: bool = False
+) -> fx.GraphModule:
     """Drop dead ops, merge equal ones, take dropout apart, keep the old values of inputs that forward
     overwrites, and recompute what the model says must be.
 
     ``joint`` is changed in place and returned, linted after every step. Not ``runs_here``: the plan is for
     another device than the one that its values are on, and what only this one can is not done.
+    ``regather``: how often ranks gather what they share is left to the plan, see `rematc.regather`.
     """
     joint.graph.eliminate_dead_code()
     joint.graph = compat.common_subexpressions(joint.graph)
@@ -26,6 +30,8 @@ def canonicalize(joint: fx.GraphModule, num_fwd_outputs: int, *, runs_here: bool
         split_dropout(joint)
     joint.graph.lint()
     snapshot(joint, num_fwd_outputs)
+    if regather:
+        leave_to_plan(joint)
     must_recompute(joint, num_fwd_outputs)
     joint.graph.lint()
     joint.recompile()

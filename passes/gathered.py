@@ -4,7 +4,8 @@ Where they are gathered inside the graph (compiled collectives, as with parametr
 save whole parameters, which no rank is to have for longer than it computes with them. To gather each twice
 is the price, asked for by sharding (Rajbhandari et al. 2020, ZeRO stage 3). It is the same for each plan:
 ranks that don't plan alike would wait for each other forever if plans could gather. So forward ops that a
-plan recomputes read what the forward pass gathered, and that is kept, and counted.
+plan recomputes read what the forward pass gathered, and that is kept, and counted; unless the user vouches
+for ranks that plan alike, and leaves it to the plan (`rematc.regather`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from torch import fx
 
-from rematc.capture import COLLECTIVE, must_run, pin_of
+from rematc import compat
+from rematc.capture import COLLECTIVE, REGATHERED, must_run, pin_of
 
 STATIC = "rematc_static"  # meta key of inputs that are the same tensors in every step
 GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_coalesced")
@@ -45,6 +47,18 @@ def gathered(joint: fx.GraphModule) -> set[fx.Node]:
         elif sources <= local and not pin_of(node):
             local.add(node)
     return found
+
+
+def leave_to_plan(joint: fx.GraphModule) -> None:
+    """What ranks share may be gathered, by plans, as often as they like."""
+    for node in gathered(joint):
+        node.meta[REGATHERED] = True
+
+
+def groups(joint: fx.GraphModule) -> list[str]:
+    """Names of the process groups in which plans gather, in order."""
+    collectives = (n for n in joint.graph.nodes if REGATHERED in n.meta and compat.is_overload(n.target))
+    return sorted({n.args[-1] for n in collectives if n.target.overloadpacket.__name__ in GATHERS})
 
 
 def _is(node: fx.Node, *names: str) -> bool:

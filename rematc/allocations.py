@@ -72,9 +72,10 @@ def spans(events: Iterable[Event], *, every: int = 1) -> list[Span]:
             number, base, peak = number + 1, live, live
             continue
         address, size = event
-        if size < 0:
-            live -= alive.pop(address, 0)
-        elif number % every == 0:
+        live -= alive.pop(
+            address, 0
+        )  # which is free, too, when it is given out: another thread freed it, unseen
+        if size >= 0 and number % every == 0:
             alive[address] = size
             live += size
             peak = max(peak, live)

@@ -23,10 +23,12 @@ from rematc.lower import op_by_op
 from rematc.meters import give_way
 from rematc.options import Budget, Inner, Options, SolveOptions
 from rematc.passes import mark_static, split
+from rematc.passes.gathered import groups
 from rematc.plan import Plan
 from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
-from rematc.ranks import decision
+from rematc.ranks import agree, decision
+from rematc.regather import gathered_again, shared
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.simulate import judged, simulate, validate
 from rematc.solve import solve
@@ -61,6 +63,7 @@ def backend(
     costs: str = "auto",
     measure_s: float = 20.0,
     accumulate: bool | None = None,
+    regather: bool = False,
 ) -> Backend:
     """A backend for ``torch.compile`` that keeps the peak memory of a training step under ``budget``.
 
@@ -79,8 +82,12 @@ def backend(
     ``accumulate``: gradients of steps before are there and added to, so they take memory beside the new ones.
     None finds out: a graph that meets gradients it did not know of is compiled once more.
 
-    Raises `OptionError` for a setting that can't be read. Compiling raises `BudgetError` where no
-    plan fits, with the smallest budget that does.
+    ``regather``: parameters that ranks share and the graph gathers (as in torchtitan's SimpleFSDP) are never
+    kept, but gathered wherever the plan reads them: so all ranks must train on the same shapes in each step.
+    Without it they are gathered once in each pass, and kept where a recomputed op reads them.
+
+    Raises `OptionError` for a setting that can't be read. Compiling raises `BudgetError` where no plan
+    fits, with the smallest budget that does, and `PlanError` where ranks that ``regather`` plan apart.
 
     >>> import rematc, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
@@ -90,7 +97,7 @@ def backend(
     [True]
     """
     solve = SolveOptions(time_limit_s, gap)
-    return Backend(Options(budget, inner, reserve, optimizer, solve, costs, measure_s, accumulate))
+    return Backend(Options(budget, inner, reserve, optimizer, solve, costs, measure_s, accumulate, regather))
 
 
 class Backend:
@@ -268,7 +275,9 @@ def partition(
         plans.keep(posed, options.solve, plan, folder)
     if target.note:
         plan = replace(plan, notes=(*plan.notes, target.note))
-    log.info("%s", describe(plan))
+    if options.regather:
+        agree(groups(joint), plan)
+    log.info("%s", plan.summary)
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
     made = Partitioned(forward, backward, problem, plan, given.outside)
     if peak:
@@ -297,18 +306,9 @@ def _fitted(
     if peak is not None:
         if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
             known = min_cut(problem)
+            known = gathered_again(problem, known) if shared(problem.graph) else known
         fitted = fit(problem, options, peak, known)
         return fitted.problem, fitted.plan
     plan = judged(problem, known) if known else solve(problem, options)
     validate(problem, plan)
     return problem, plan
-
-
-def describe(plan: Plan) -> str:
-    """One line for the log."""
-    limit = "none" if plan.budget_bytes is None else f"{plan.budget_bytes / 1e6:.1f} MB"
-    return (
-        f"plan {plan.digest}: peak {plan.peak_bytes / 1e6:.1f} MB, budget {limit}, recomputation "
-        f"{plan.cost_ns / 1e6:.2f} ms, gap {plan.gap:.2%}, "
-        f"{plan.status} by {plan.strategy} in {plan.solve_s:.1f} s"
-    )

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from rematc import compat
 from rematc.errors import CaptureError
-from rematc.graph import Graph, Op, Phase, Value
+from rematc.graph import COLLECTIVES, Graph, Op, Phase, Value
 from rematc.pure import is_declared
 from rematc.versions import holds_tangents
 
@@ -31,8 +31,9 @@ PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims"})
 VIEWS = ("slice", "select", "diagonal", "as_strided")
 # These copy all of the memory that their first argument stands in; the trace may not know.
 WITH_ALL_MEMORY = frozenset(f"aten.{op}" for op in ("copy", *(f"{v}_scatter" for v in VIEWS)))
+WAIT = "_c10d_functional.wait_tensor"
 COLLECTIVE = "collective"  # the pin of the ops of these namespaces
-COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
+REGATHERED = "rematc_regathered"  # meta key of collectives that a plan may run wherever it likes
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,9 @@ class _Reader:
         if len(reads) != len(node.all_input_nodes):
             raise CaptureError(f"op {node.name!r} reads a tuple as a whole; rematc can't follow that")
         val = node.meta.get("val")
+        if str(node.target).startswith(WAIT):  # it returns what it was given, which the trace does not know
+            assert isinstance(val, torch.Tensor)
+            self.storages.setdefault(compat.storage_key(val), self.values[reads[0]].storage)
         if isinstance(val, tuple | list):
             outputs = [self._value(takers.get(i), v, f"{node.name}#{i}") for i, v in enumerate(val)]
         else:
@@ -194,7 +198,7 @@ def pin_of(node: fx.Node) -> str | None:
         return None  # operator.*, math.*, sizes: pure Python
     namespace = target.namespace  # type: ignore[union-attr]
     if is_collective(target):
-        return COLLECTIVE
+        return None if REGATHERED in node.meta else COLLECTIVE
     if is_random(node):
         return "random"
     if target._schema.is_mutable:  # type: ignore[union-attr]
@@ -206,7 +210,7 @@ def pin_of(node: fx.Node) -> str | None:
 
 def is_collective(overload: Any) -> bool:
     """Does it talk to other processes?"""
-    return overload.namespace in COLLECTIVE_NAMESPACES
+    return overload.namespace in COLLECTIVES
 
 
 def policy_of(node: fx.Node) -> str | None:

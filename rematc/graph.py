@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 Phase = Literal["forward", "backward"]
+COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})  # namespaces of ops
 
 
 @dataclass(frozen=True, slots=True)

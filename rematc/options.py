@@ -116,6 +116,7 @@ class Options:
     costs: str = "auto"
     measure_s: float = 20.0
     accumulate: bool | None = None
+    regather: bool = False
 
     def __post_init__(self) -> None:
         is_percent = isinstance(self.budget, str) and "%" in self.budget
@@ -135,6 +136,8 @@ class Options:
             raise OptionError(f"measure_s={self.measure_s!r}: give seconds of at least zero, as in 20")
         if self.accumulate not in (True, False, None):
             raise OptionError(f"accumulate={self.accumulate!r}: give True or False, or None to find out")
+        if self.regather not in (True, False):
+            raise OptionError(f"regather={self.regather!r}: give True or False")
         _ = self.reserve_bytes  # raises what is wrong with it
 
     @property

@@ -67,6 +67,7 @@ def partitioner(
     gap: float = 0.01,
     costs: str = "auto",
     measure_s: float = 20.0,
+    regather: bool = False,
 ) -> Partitioner:
     """A ``custom_partitioner_fn`` for Inductor, for those who can set only that.
 
@@ -78,4 +79,4 @@ def partitioner(
     []
     """
     solve = SolveOptions(time_limit_s, gap)
-    return Partitioner(Options(budget, "inductor", reserve, None, solve, costs, measure_s))
+    return Partitioner(Options(budget, "inductor", reserve, None, solve, costs, measure_s, regather=regather))

@@ -49,6 +49,16 @@ class Plan:
             return 0.0
         return (self.cost_ns - self.bound_ns) / self.bound_ns if self.bound_ns else float("inf")
 
+    @property
+    def summary(self) -> str:
+        """One line for the log."""
+        limit = "none" if self.budget_bytes is None else f"{self.budget_bytes / 1e6:.1f} MB"
+        return (
+            f"plan {self.digest}: peak {self.peak_bytes / 1e6:.1f} MB, budget {limit}, recomputation "
+            f"{self.cost_ns / 1e6:.2f} ms, gap {self.gap:.2%}, "
+            f"{self.status} by {self.strategy} in {self.solve_s:.1f} s"
+        )
+
     def to_json(self) -> str:
         """The plan as one line of JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)})

@@ -15,6 +15,7 @@ from rematc.errors import RematcError
 from rematc.options import Options, parse_budget
 from rematc.passes import canonicalize
 from rematc.problem import Problem
+from rematc.regather import without_price
 from rematc.resident import epilogue_bytes, resident_bytes
 from rematc.survey import Outside
 from rematc.target import Target, device_of, target_of
@@ -39,7 +40,7 @@ def pose(
     """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
     target = target or target_of(joint, options, cache_folder())
     _fix_sizes(joint)
-    canonicalize(joint, num_fwd_outputs, runs_here=target.table is not None)
+    canonicalize(joint, num_fwd_outputs, runs_here=target.table is not None, regather=options.regather)
     captured = capture(joint, num_fwd_outputs, allocation_bytes=target.allocation_bytes)
     nodes = [nodes[0] for nodes in captured.nodes]
     prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")
@@ -54,14 +55,14 @@ def pose(
         captured.graph, costs, budget, there, epilogue_bytes(joint, captured), meanwhile_bytes=meanwhile
     )
     if options.inner == "eager":
-        return captured, problem
+        return captured, without_price(problem)
     from rematc.inductor import in_kernels
 
     try:
-        return in_kernels(joint, num_fwd_outputs, captured, problem, prices)
+        captured, problem = in_kernels(joint, num_fwd_outputs, captured, problem, prices)
     except RematcError as e:
         log.warning("what Inductor fuses can't be read (%s); the plan is for single ops, and coarser", e)
-        return captured, problem
+    return captured, without_price(problem)
 
 
 def of_a_loss(joint: fx.GraphModule, target: Target) -> Outside:

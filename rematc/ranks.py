@@ -14,9 +14,11 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rematc import compat
@@ -69,6 +71,28 @@ def decision(problem: Problem, options: SolveOptions, what: str = "plan") -> Ite
     finally:  # whatever happened here, the others go on
         text = _told(made) if made.plans else NOTHING_TOLD
         _asked(lambda: store.set(key, text), None)
+
+
+_AGREED: Counter[str] = Counter()  # graphs by the process group
+
+
+def agree(groups: Iterable[str], plan: Plan) -> None:
+    """Raise `PlanError` if another rank of the process ``groups`` came to the same graph with another plan.
+
+    Where plans say what ranks gather, those with different ones would wait for each other forever. Which
+    graph is the same, the ranks know by counting.
+    """
+    store = compat.rank_store()
+    mine = hashlib.sha256(repr((plan.saved, plan.backward)).encode()).hexdigest()
+    for group in groups if store is not None else ():
+        _AGREED[group] += 1
+        key = f"rematc/agreed/{group}/{_AGREED[group]}"
+        if _asked(partial(store.compare_set, key, "", mine), mine.encode()).decode() != mine:
+            raise PlanError(
+                "ranks that gather the same parameters have different plans, and would wait for each other "
+                "forever\n  what to try: the same budget, and inputs of the same shape, on all ranks, or "
+                "regather=False"
+            )
 
 
 def _key(problem: Problem, options: SolveOptions, what: str) -> str:

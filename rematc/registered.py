@@ -33,6 +33,6 @@ def by_name(gm: fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..
     except OptionError as e:
         return refused(e)
     except TypeError as e:
-        known = "budget, inner, reserve, optimizer, time_limit_s, gap, costs, measure_s, accumulate"
+        known = "budget, inner, reserve, optimizer, time_limit_s, gap, costs, measure_s, accumulate, regather"
         return refused(OptionError(f"options={settings!r}: {e}; rematc's settings are {known}"))
     return made(gm, inputs)

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from rematc import compat
-from rematc.capture import COLLECTIVE, Capture
+from rematc.capture import Capture
 from rematc.errors import OptionError
-from rematc.graph import Graph
+from rematc.graph import COLLECTIVES, Graph
 
 
 def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) -> int:
@@ -24,7 +24,7 @@ def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) ->
 
 def _in_flight_bytes(graph: Graph) -> int:
     """On a CPU the two threads of gloo let go of a collective's tensors some time after it was waited for."""
-    collectives = [op for op in graph.ops if op.pin == COLLECTIVE]
+    collectives = [op for op in graph.ops if op.target.partition(".")[0] in COLLECTIVES]
     touched = [{graph.values[v].storage for v in (*op.inputs, *op.outputs)} for op in collectives]
     return sum(sorted(sum(graph.storage_bytes[s] for s in storages) for storages in touched)[-2:])
 

@@ -64,6 +64,19 @@ def one_of_each_storage(graph: Graph, plan: Plan) -> Plan:
     saved = tuple(dict.fromkeys(map(owner, plan.saved)))
     if saved == plan.saved:
         return plan
+    return saving(graph, plan, saved)
+
+
+def saving(graph: Graph, plan: Plan, saved: tuple[int, ...]) -> Plan:
+    """The same plan with other saved values: what it misses then is made right before it is first read.
+
+    >>> from rematc.graph import Op, Value
+    >>> g = Graph((0, 8, 8, 4, 8), tuple(Value(n, s) for s, n in enumerate("x a b dy dx".split())),
+    ...           (Op("f", "sin", (0,), (1,)), Op("g", "exp", (1,), (2,)),
+    ...            Op("h", "mul", (1, 3), (4,), phase="backward")), (0,), (3,), (2,), (4,))
+    >>> saving(g, Plan(saved=(1,), backward=(2,)), ()).backward
+    (0, 2)
+    """
     at_hand = {*graph.inputs, *graph.tangents, *saved}
     steps: list[int] = []
     for inputs, then in [*((graph.ops[i].inputs, (i,)) for i in plan.backward), (graph.gradients, ())]:

@@ -72,6 +72,7 @@ class Way(ABC):
     model: nn.Module
     rows = ROWS
     inner: Inner = "eager"
+    regather = False
 
     def __init__(self, backend: Any) -> None:
         self.x = torch.randn(self.rows, WIDTH, generator=torch.Generator().manual_seed(self.seed))
@@ -146,6 +147,16 @@ class ShardedUnderInductor(Sharded):
     inner = "inductor"
 
 
+class Regathered(Sharded):
+    """Whole weights are not kept for recomputed ops either."""
+
+    regather = True
+
+
+class RegatheredUnderInductor(Regathered):
+    inner = "inductor"
+
+
 class TensorParallel(Way):
     """The graph itself has collectives; all ranks have the same batch."""
 
@@ -192,6 +203,8 @@ WAYS: dict[str, type[Way]] = {
     "fsdp": Fsdp,
     "sharded": Sharded,
     "sharded, inductor": ShardedUnderInductor,
+    "regathered": Regathered,
+    "regathered, inductor": RegatheredUnderInductor,
     "tensor": TensorParallel,
     "pipeline": Pipeline,
 }
@@ -217,13 +230,15 @@ def train(rank: int, count: int, folder: str, budgets: dict[str, int | None]) ->
 
 def _trained(kind: type[Way], budget: int | None) -> Found:
     plain, _ = _after_steps(kind, "aot_eager")
-    backend = rematc.backend(budget, inner=kind.inner, costs="measured", measure_s=0.5, time_limit_s=2.0)
+    backend = rematc.backend(
+        budget, inner=kind.inner, costs="measured", measure_s=0.5, time_limit_s=2.0, regather=kind.regather
+    )
     gradients, way = _after_steps(kind, backend)
     plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
     found = {"gradients": gradients, "plain": plain, "expected": way.expected(), "plans": plans}
     way.model.zero_grad()
     peak_bytes = _bytes([way.x, *way.model.parameters()]) + measure(way.step).peak_bytes
-    saved = _saved(kind) if issubclass(kind, Sharded) else []
+    saved = _saved(kind, budget if kind.regather else None) if issubclass(kind, Sharded) else []
     return {**found, "peak_bytes": peak_bytes, "saved": saved}
 
 
@@ -233,10 +248,10 @@ def _bytes(given: list[Any]) -> int:
     return sum(t.untyped_storage().nbytes() for t in local)
 
 
-def _saved(kind: type[Way]) -> list[int]:
-    """Elements of each tensor that is kept for the backward pass where there is no limit."""
+def _saved(kind: type[Way], budget: int | None) -> list[int]:
+    """Elements of each tensor that is kept for the backward pass."""
     torch._dynamo.reset()
-    way, found = kind(rematc.backend(None, inner=kind.inner)), list[int]()
+    way, found = kind(rematc.backend(budget, inner=kind.inner, regather=kind.regather)), list[int]()
 
     def pack(tensor: Tensor) -> Tensor:
         found.append(tensor.numel())

@@ -10,7 +10,7 @@ import pytest
 from tests.faults import Fault
 
 MUST, GATHERED = "rematc.passes.must_recompute", "rematc.passes.gathered"
-CAPTURE, RANKS, STEPS = "rematc.capture", "rematc.ranks", "rematc.steps"
+CAPTURE, RANKS, REGATHER, STEPS = "rematc.capture", "rematc.ranks", "rematc.regather", "rematc.steps"
 
 POLICIES = "test_policies.py::test_what_must_be_recomputed_is_not_saved_though_there_is_room"
 RESULTS = "test_policies.py::test_what_forward_returns_is_there_and_not_made_again"
@@ -51,13 +51,16 @@ FAULTS: list[tuple[Fault, str]] = [
     ),
     (Fault("parameters are not told", GATHERED, "node.meta[STATIC] = True", "pass"), GATHERS),
     (
-        Fault("collectives run again", CAPTURE, "        return COLLECTIVE\n", "        return None\n"),
+        Fault("collectives run again", CAPTURE, " else COLLECTIVE\n", " else None\n"),
         "test_opaque.py::test_no_plan_runs_a_collective_twice",
     ),
     (
         Fault("graphs in ops run again", CAPTURE, HIGHER_ORDER, "        return None\n"),
         "test_opaque.py::test_an_op_that_carries_graphs_runs_once[chosen-]",
     ),
+    (Fault("whole ones are kept", REGATHER, " if v not in whole", ""), "test_regather.py"),
+    (Fault("gathers have a price", REGATHER, "replace(cost, runtime_ns=0)", "cost"), "test_regather.py"),
+    (Fault("other plans are nothing", RANKS, ".decode() != mine", ".decode() == 0"), "test_regather.py"),
     (Fault("nobody asks", RANKS, "    if place != 1:\n", "    if place == 0:\n"), DECISION),
     (Fault("no digest", RANKS, 'if problem.digest != found["digest"]:', "if False:"), DECISION),
     (

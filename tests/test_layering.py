@@ -28,6 +28,7 @@ NO_TORCH = (
     "rematc.compare",
     "rematc.exchange",
     "rematc.pareto",
+    "rematc.regather",
     "rematc.solve",
     "rematc.report",
     "rematc.share",

@@ -147,6 +147,10 @@ def test_an_address_with_a_new_owner_is_not_freed_with_its_old_size() -> None:
     assert spans([None, (7, 50), (9, -10_000), (8, 30), (7, -50), None])[1] == (80, 30)
 
 
+def test_a_block_that_another_thread_freed_unseen_is_gone_when_its_address_is_given_out_again() -> None:
+    assert spans([(7, 50), (8, 10), (7, 30), (7, -30), None]) == [(60, 10)]
+
+
 def test_a_span_begins_with_what_is_live() -> None:
     assert spans([(1, 10), None, (1, -10), (2, 10), None, (3, 7), None]) == [(10, 10), (0, 0), (7, 7)]
 

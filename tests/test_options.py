@@ -159,5 +159,7 @@ def test_a_number_of_any_length_is_read() -> None:
 def test_numbers_that_are_none_are_refused(setting: str, number: object) -> None:
     with pytest.raises(OptionError, match=setting):
         SolveOptions(**{setting: number})  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="regather"):
+        Options(None, regather="yes")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="measure_s"):
         Options(None, measure_s=number)  # type: ignore[arg-type]

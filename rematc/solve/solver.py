@@ -9,6 +9,7 @@ from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
+from rematc.regather import gathered_again, shared
 from rematc.simulate import Profile, simulate, validate
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
@@ -57,16 +58,38 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     started = time.monotonic()
     if budget_bytes is not None:
         problem = problem.with_budget(budget_bytes)
-    small = len(problem.graph.ops) <= EXACT_OPS
-    order = problem.graph.backward_steps if small else best_order(problem)
-    try:
-        plan = restored(_solve(reordered(problem, order), options, started), order, problem)
-    except BudgetError as e:
-        e.plan = restored(e.plan, order, problem)
-        raise
+    plan = (
+        _not_keeping(problem, options, started) if shared(problem.graph) else _plan(problem, options, started)
+    )
     plan = replace(plan, strategy="rematc", solve_s=round(time.monotonic() - started, 3))
     validate(problem, plan)
     return plan
+
+
+def _plan(problem: Problem, options: SolveOptions, started: float) -> Plan:
+    small = len(problem.graph.ops) <= EXACT_OPS
+    order = problem.graph.backward_steps if small else best_order(problem)
+    try:
+        return restored(_solve(reordered(problem, order), options, started), order, problem)
+    except BudgetError as e:
+        e.plan = restored(e.plan, order, problem)
+        raise
+
+
+def _not_keeping(problem: Problem, options: SolveOptions, started: float) -> Plan:
+    """A plan that keeps nothing of what ranks share. If that breaks the budget, one for a smaller budget."""
+    tight, bound_ns = problem, None
+    while True:
+        try:
+            found = _plan(tight, options, started)
+        except BudgetError as e:
+            raise refusal(problem, gathered_again(problem, e.plan), e.bound_bytes) from None
+        bound_ns = found.bound_ns if bound_ns is None else bound_ns  # of the smallest budget it is none
+        plan = _judge(gathered_again(problem, found), bound_ns, options.gap)
+        if problem.budget_bytes is None or plan.peak_bytes <= problem.budget_bytes:
+            return plan
+        assert tight.budget_bytes is not None
+        tight = tight.with_budget(tight.budget_bytes - (plan.peak_bytes - problem.budget_bytes))
 
 
 def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
