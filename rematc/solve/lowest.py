@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rematc.problem import Problem
 from rematc.solve.along import along
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.drop import drop
+from rematc.solve.evict import evict
 from rematc.solve.expand import Written, expand
 from rematc.solve.merge import Merged, unmerged
 from rematc.solve.narrow import Narrowing
@@ -40,7 +43,7 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
         narrowing.run(asked, ENOUGH, deadline)
         best, bound = narrowing.best, narrowing.bound_bytes
     if not is_low():
-        best = _dropped(problem, merged, best)
+        best = _dropped(problem, merged, best, deadline)
     return best, min(bound, best.plan.peak_bytes)
 
 
@@ -78,16 +81,18 @@ def _chained(problem: Problem, merged: Merged, start: Written) -> Written:
     return best
 
 
-def _dropped(problem: Problem, merged: Merged, start: Written) -> Written:
-    """The plan with the lowest peak that needs no MILP: by dropping, or with each stage from scratch."""
-    best, low = start, problem.base_bytes
-    for _ in range(TRIES):
-        middle = (low + best.plan.peak_bytes) // 2
-        written = drop(problem.with_budget(middle), merged)
-        if written is None:
-            low = middle
-        else:
-            best = written
+def _dropped(problem: Problem, merged: Merged, start: Written, deadline: Deadline) -> Written:
+    """The plan with the lowest peak that needs no MILP: by dropping, evicting, or each stage from scratch."""
+    best = start
+    for by in (drop, partial(evict, deadline=deadline)):
+        low = problem.base_bytes
+        for _ in range(TRIES):
+            middle = (low + best.plan.peak_bytes) // 2
+            written = by(problem.with_budget(middle), merged)
+            if written is None:
+                low = middle
+            else:
+                best = written
     core = merged.core
     if max(core.born) < 0 and len(core.stages) * len(core.units) <= SCRATCH_PAIRS:
         best = min(best, expand(problem, merged, along(core)), key=_peak)

@@ -14,6 +14,7 @@ from rematc.simulate import Profile, simulate, validate
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
+from rematc.solve.evict import evict
 from rematc.solve.expand import Written, expand, keep_all, restated
 from rematc.solve.improve import Improver, Starts
 from rematc.solve.lowest import lowest
@@ -167,6 +168,8 @@ def _starts(problem: Problem, merged: Merged, little: int, gap: float, deadline:
     found = [plain, drop(problem, merged), _chained(problem, merged)]
     if not any(found):  # what is saved as small can be too much, or too little for few enough blocks
         found = [_chained(problem, merge(merged.full, little // part)) for part in FINER]
+    if not any(found):
+        found = [evict(problem, merged, deadline)]
     costs = [written.plan.cost_ns for written in found if written]
     near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
     return Starts(near, bound_ns)
