@@ -7,6 +7,7 @@ import operator
 from torch import fx
 
 from rematc import compat
+from rematc.capture import COLLECTIVE, must_run, pin_of
 from rematc.passes.dropout import split_dropout
 from rematc.passes.gathered import leave_to_plan
 from rematc.passes.must_recompute import must_recompute
@@ -24,7 +25,7 @@ def canonicalize(
     ``regather``: how often ranks gather what they share is left to the plan, see `rematc.regather`.
     """
     joint.graph.eliminate_dead_code()
-    joint.graph = compat.common_subexpressions(joint.graph)
+    joint.graph = compat.common_subexpressions(joint.graph, filter(_is_once, joint.graph.nodes))
     _merge_takers(joint.graph)
     if runs_here:
         split_dropout(joint)
@@ -36,6 +37,11 @@ def canonicalize(
     joint.graph.lint()
     joint.recompile()
     return joint
+
+
+def _is_once(node: fx.Node) -> bool:
+    """Is each such op one of its own, though another may look the same? Collectives compute, and no more."""
+    return node.op == "call_function" and must_run(node) is not None and pin_of(node) != COLLECTIVE
 
 
 def _merge_takers(graph: fx.Graph) -> None:

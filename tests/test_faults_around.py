@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults import Fault
 
+CANONICALIZE = "rematc.passes.canonicalize"
 MUST, GATHERED = "rematc.passes.must_recompute", "rematc.passes.gathered"
 CAPTURE, RANKS, REGATHER, STEPS = "rematc.capture", "rematc.ranks", "rematc.regather", "rematc.steps"
 
@@ -36,6 +37,10 @@ FAULTS: list[tuple[Fault, str]] = [
         f"{POLICIES}[0.5-eager]",
     ),
     (Fault("results are copied", MUST, "is_asked and node not in results", "is_asked"), RESULTS),
+    (
+        Fault("equal noise is merged", CANONICALIZE, "must_run(node) is not None", "False"),
+        "test_randomness.py::test_ops_that_look_the_same_draw_numbers_of_their_own[randn_like]",
+    ),
     (
         Fault("gathered once", GATHERED, "            found.add(node)\n", "            local.add(node)\n"),
         GATHERS,

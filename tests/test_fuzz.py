@@ -26,6 +26,11 @@ thorough = settings(max_examples=1000, suppress_health_check=CHECKS)
 RETURNED_AND_SPLIT = Program((("turned", 0, 1), ("gelu", 0, 0), ("gelu", 0, 2), ("split", 1, 1)), (0, 2, 5))
 READ_AND_OVERWRITTEN = Program((("average", 0, 0), ("tanh", 0, 0), ("average", 0, 0)), (0,))
 OVERWRITTEN_THROUGH_A_VIEW = Program((("in place", 0, 1), ("rows", 0, 0)), (0,))
+SUM = ("add", 0, 0)
+THE_SAME_NOISE_TWICE = Program(
+    (("noise", 0, 0), SUM, SUM, SUM, ("noise", 0, 4), ("variance", 5, 2), ("sorted", 1, 5), ("turned", 1, 3)),
+    (1, 4, 10),
+)
 WITH_A_DEVICE_IN_ITS_CODE = Program((("spectrum", 0, 0), ("product", 0, 0)), (0,))
 
 pytestmark = [
@@ -147,6 +152,7 @@ def test_whatever_can_be_is_recomputed_to_the_same_bits(program: Program) -> Non
 
 
 @quick
+@example(THE_SAME_NOISE_TWICE)
 @given(programs())
 def test_the_smallest_budget_is_kept_and_the_bits_are_the_same(program: Program) -> None:
     keeps_its_smallest_budget(program)

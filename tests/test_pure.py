@@ -147,6 +147,16 @@ def test_a_custom_op_that_writes_an_argument_does_so_once_in_a_step() -> None:
     assert tight.plans[0].cost_ns > 0
 
 
+@pytest.mark.parametrize(("op", "count"), [(undeclared, 2), (declared, 1)])
+def test_calls_that_look_the_same_are_one_only_where_the_op_is_declared(op: Any, count: int) -> None:
+    rematc.pure(declared)
+    run = torch.compile(lambda x: (op(x) * op(x)).sum(), backend=eager("1GB"))
+    run(torch.ones(4, requires_grad=True)).backward()
+    CALLS.clear()
+    run(torch.ones(4, requires_grad=True)).backward()
+    assert len(CALLS) == count
+
+
 def test_what_is_declared_between_two_compilations_counts_from_the_second_on() -> None:
     """The plan that was kept for the op as it was is not that of the op as it is."""
     budget = least_budget(undeclared)

@@ -71,6 +71,42 @@ def test_random_numbers_are_drawn_once_and_the_generator_moves_on_as_ever(name: 
     assert_as_without(Case(lambda: Noisy(noise), op))
 
 
+class Twice(nn.Module):
+    """The same noise on the same values, two times: it is not the same."""
+
+    def __init__(self, noise: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.noise = nn.Linear(WIDTH, WIDTH), noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.layer(x))
+        first, second = self.noise(x), self.noise(x)
+        return (first.tanh() - 2 * second.tanh()).square().mean()
+
+
+AGAIN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    **NOISE,
+    "randint_like": (lambda x: x * torch.randint_like(x, 1, 3), "randint"),
+    "normal of tensors": (lambda x: x + torch.normal(x.detach(), 0.1), "normal"),
+    "log-normal": (lambda x: x * torch.empty_like(x).log_normal_(), "log_normal"),
+    "uniform": (lambda x: x * torch.empty_like(x).uniform_(), "uniform"),
+    "cauchy": (lambda x: x * torch.empty_like(x).cauchy_().tanh(), "cauchy"),
+    "geometric": (lambda x: x * torch.empty_like(x).geometric_(0.5), "geometric"),
+    "poisson": (lambda x: x * torch.poisson(x.detach().abs()), "poisson"),
+    "binomial": (lambda x: x * torch.binomial(x.detach().abs().ceil(), x.detach().sigmoid()), "binomial"),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_ops_that_look_the_same_draw_numbers_of_their_own(name: str) -> None:
+    noise, op = AGAIN[name]
+    case = Case(lambda: Twice(noise), op)
+    ours = Trained(case, rematc.backend("1GB", inner="eager"))
+    theirs = Trained(case, "eager")  # `aot_eager` has them draw the same numbers
+    for mine, its in zip(ours.states, theirs.states, strict=True):
+        assert all(map(torch.equal, mine, its))
+
+
 class Halves(nn.Module):
     """Two halves, with noise between them; a generator of its own."""
 
