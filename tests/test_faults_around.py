@@ -36,6 +36,10 @@ FAULTS: list[tuple[Fault, str]] = [
         Fault("random ops are copied", MUST, " and not must_run(source) and not pin_of(source)\n", "\n"),
         f"{POLICIES}[0.5-eager]",
     ),
+    (
+        Fault("regions run through", MUST, " and _stays_inside(node, forward))", ")"),
+        "test_policies.py::test_what_one_region_gives_to_the_next_is_left_to_the_plan",
+    ),
     (Fault("results are copied", MUST, "is_asked and node not in results", "is_asked"), RESULTS),
     (
         Fault("equal noise is merged", CANONICALIZE, "must_run(node) is not None", "False"),

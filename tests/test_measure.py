@@ -119,7 +119,7 @@ def test_agrees_with_the_allocators_own_total() -> None:
 
     mine = taken(step)
     model.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as prof:
         step()
     assert prof.profiler is not None
     results: Any = prof.profiler.kineto_results

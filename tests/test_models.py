@@ -145,7 +145,9 @@ def holds_op_by_op(name: str, share: float | None) -> None:
     assert predicted == pytest.approx(measured, rel=0.005)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in ("gpt2", "bert", "vit") else ()) for n in ZOO]
+)
 def test_the_smallest_budget_is_accepted(name: str) -> None:
     refused, expected = refusal(name), reference(name)
     case, floor = ALL[name](), refused.minimum_bytes

@@ -129,3 +129,25 @@ def test_what_forward_returns_is_there_and_not_made_again() -> None:
     torch.testing.assert_close(x.grad, (x.sin().exp() * x.cos()).detach())
     targets = [op.target for op in backend.problems[0].graph.ops]
     assert targets.count("aten.exp.default") == 1
+
+
+def test_what_one_region_gives_to_the_next_is_left_to_the_plan() -> None:
+    """Were it made again, backward would run all regions before it at once, all they make alive."""
+
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(lambda *_, **__: MUST)
+
+    def region(x: Tensor) -> Tensor:
+        return x.sin().tanh().exp()
+
+    def run(x: Tensor) -> Tensor:
+        for _ in range(LAYERS):
+            x = checkpoint(region, x, use_reentrant=False, context_fn=contexts)
+        return x.square()
+
+    x = torch.linspace(0, 1, 16, requires_grad=True)
+    backend = rematc.backend("1MB", inner="eager")
+    torch.compile(run, backend=backend)(x).sum().backward()
+    targets = [op.target for op in backend.problems[0].graph.ops]
+    assert targets.count("aten.tanh.default") == 2 * LAYERS
+    assert targets.count("aten.exp.default") == LAYERS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 import rematc
@@ -17,8 +19,11 @@ from tests.test_models import (
 from tests.zoo_wide import SEVERAL, WIDE
 
 SHARES = (0.0, 0.5)  # of the way from the floor x 1.02 to saving everything
-QUICK = ("qwen3", "t5")
-EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WIDE]
+QUICK = (("qwen3", 0.0), ("qwen3", 0.5), ("t5", 0.5))
+EACH = [
+    pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.slow)
+    for cell in itertools.product(WIDE, SHARES)
+]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a:UserWarning"),
@@ -28,8 +33,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize(("name", "share"), EACH)
 def test_op_by_op_the_budget_holds_and_the_bits_are_the_same(name: str, share: float) -> None:
     holds_op_by_op(name, share)
 
