@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -11,6 +12,7 @@ from rematc import compat
 from rematc.cache import cache_folder
 from rematc.capture import CHECKPOINTED, Capture, capture
 from rematc.compiled import ALONE, Given
+from rematc.costs import Prices
 from rematc.errors import RematcError
 from rematc.options import Options, parse_budget
 from rematc.passes import canonicalize
@@ -44,6 +46,7 @@ def pose(
     captured = capture(joint, num_fwd_outputs, allocation_bytes=target.allocation_bytes)
     nodes = [nodes[0] for nodes in captured.nodes]
     prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")
+    captured = _as_measured(captured, prices)
     costs = tuple(map(prices.of, nodes))
     resident = given.resident_bytes
     if resident is None:
@@ -70,6 +73,17 @@ def of_a_loss(joint: fx.GraphModule, target: Target) -> Outside:
     tangents = [n for n in joint.graph.find_nodes(op="placeholder") if compat.is_tangent(n)]
     is_outside = any(compat.hint(n.meta["val"].numel()) > 1 for n in tangents)
     return Outside(2 * max(NUMBER, target.allocation_bytes)) if is_outside else Outside()
+
+
+def _as_measured(captured: Capture, prices: Prices) -> Capture:
+    """With memory of the size that kernels return: some leave a small result in what they needed before."""
+    graph, size = captured.graph, list(captured.graph.storage_bytes)
+    for op, nodes in zip(graph.ops, captured.nodes, strict=True):
+        read, made = ({graph.values[v].storage for v in values} for values in (op.inputs, op.outputs))
+        more = prices.result_bytes(nodes[0]) - sum(graph.storage_bytes[s] for s in made - read)
+        for s in made - read:  # which of several it is, is not known
+            size[s] += max(0, more)
+    return replace(captured, graph=replace(graph, storage_bytes=tuple(size)))
 
 
 def _recomputable(captured: Capture) -> list[fx.Node]:

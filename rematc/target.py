@@ -11,11 +11,12 @@ from torch import fx
 
 from rematc.cards import card
 from rematc.costs import (
+    CUDA_UNIT_BYTES,
     Call,
     Prices,
     Rates,
     Table,
-    find_workspaces,
+    find_taken,
     is_ready_made,
     rates_of,
     rates_of_card,
@@ -23,8 +24,6 @@ from rematc.costs import (
 )
 from rematc.errors import CaptureError
 from rematc.options import Options
-
-CUDA_UNIT_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,18 @@ class Target:
     def prices(self, nodes: Iterable[fx.Node], again: Iterable[fx.Node], *, op_by_op: bool) -> Prices:
         """What ``nodes`` cost. ``again`` are those that may be recomputed: they alone are timed.
 
-        Not ``op_by_op``: of those the ready-made kernels alone, and no workspace.
+        Not ``op_by_op``: of those the ready-made kernels alone, and not what they take.
         """
         if self.table is None:
             return Prices(self.rates)
         timed = [node for node in again if op_by_op or is_ready_made(node)]
         times = {} if self.time_s is None else time_ops(timed, self.rates, self.table, self.time_s)
-        return Prices(self.rates, times, find_workspaces(nodes, self.table) if op_by_op else {})
+        return Prices(self.rates, times, find_taken(nodes, self.table) if op_by_op else {})
 
     def workspaces(self, calls: Iterable[Call]) -> dict[Hashable, int]:
         """Workspace bytes by the key of a call; of none, if the device is not at hand."""
-        return {} if self.table is None else self.table.workspaces(calls)
+        found = {} if self.table is None else self.table.taken(calls)
+        return {key: taken.workspace_bytes for key, taken in found.items()}
 
 
 def target_of(joint: fx.GraphModule, options: Options, folder: Path) -> Target:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import rematc
-from rematc.costs import Prices, Rates, Table, find_workspaces, rates, rates_of
+from rematc.costs import Prices, Rates, Table, find_taken, rates, rates_of
 from rematc.costs.roofline import flops, is_free, kernel_ns, runtime_ns
 from rematc.measure import measure
 from rematc.problem import OpCost
@@ -40,7 +40,7 @@ def op(nodes: tuple[fx.Node, ...], name: str) -> fx.Node:
 
 def price(nodes: tuple[fx.Node, ...]) -> tuple[OpCost, ...]:
     """By roofline, the workspace as measured."""
-    prices = Prices(RATES, {}, find_workspaces(nodes, Table(CPU, None)))
+    prices = Prices(RATES, {}, find_taken(nodes, Table(CPU, None)))
     return tuple(map(prices.of, nodes))
 
 

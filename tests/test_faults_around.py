@@ -42,8 +42,8 @@ FAULTS: list[tuple[Fault, str]] = [
     ),
     (Fault("results are copied", MUST, "is_asked and node not in results", "is_asked"), RESULTS),
     (
-        Fault("equal noise is merged", CANONICALIZE, "must_run(node) is not None", "False"),
-        "test_randomness.py::test_ops_that_look_the_same_draw_numbers_of_their_own[randn_like]",
+        Fault("equal calls are merged", CANONICALIZE, "must_run(node) is not None", "False"),
+        "test_pure.py::test_calls_that_look_the_same_are_one_only_where_the_op_is_declared",
     ),
     (
         Fault("gathered once", GATHERED, "            found.add(node)\n", "            local.add(node)\n"),
@@ -68,6 +68,10 @@ FAULTS: list[tuple[Fault, str]] = [
         "test_opaque.py::test_an_op_that_carries_graphs_runs_once[chosen-]",
     ),
     (Fault("whole ones are kept", REGATHER, " if v not in whole", ""), "test_regather.py"),
+    (
+        Fault("results are as traced", "rematc.pose", "    captured = _as_measured(captured, prices)\n", ""),
+        "test_taken.py",
+    ),
     (Fault("gathers have a price", REGATHER, "replace(cost, runtime_ns=0)", "cost"), "test_regather.py"),
     (Fault("other plans are nothing", RANKS, ".decode() != mine", ".decode() == 0"), "test_regather.py"),
     (Fault("nobody asks", RANKS, "    if place != 1:\n", "    if place == 0:\n"), DECISION),

@@ -26,7 +26,7 @@ from tests.small import batch, eager, gradients, net, refusal, same_bits
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 ROOT = Path(__file__).parent.parent
-FORMS = ("rematc.rates/2", "rematc.costs/1", "rematc.plan/1", "rematc.plans/1")
+FORMS = ("rematc.rates/2", "rematc.costs/2", "rematc.plan/1", "rematc.plans/1")
 
 
 @pytest.fixture

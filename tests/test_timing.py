@@ -14,7 +14,7 @@ from torch import Tensor
 import rematc
 from rematc.costs import Call, Table, made_up, table, time_ops, timing
 from rematc.costs.roofline import is_free
-from rematc.costs.workspace import workspaces
+from rematc.costs.workspace import Taken, taken
 from rematc.options import Options
 from rematc.pose import pose
 from tests.damaged import read_damaged, saying
@@ -49,7 +49,7 @@ def test_what_there_is_no_room_for_is_not_run(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MemoryError, match=r"its arguments take 0.0 GB on cpu"):
         made_up.check_room(LARGE)
     assert list(timing.timings([(LARGE, 0), (SMALL, 0)], 60.0)) == [SMALL.key]
-    assert workspaces([LARGE, SMALL]) == {LARGE.key: 0, SMALL.key: 0}
+    assert taken([LARGE, SMALL]) == {LARGE.key: Taken(0, 0), SMALL.key: Taken(0, 32)}
 
 
 def test_nothing_is_timed_when_the_time_is_up() -> None:
@@ -109,16 +109,17 @@ def test_figures_are_kept_and_another_process_adds_to_them(tmp_path: Path, timed
 def test_workspaces_are_kept_beside_times(tmp_path: Path, timed: Timed) -> None:
     call = Call(aten.logsumexp.default, (torch.ones(4), [0]), {})
     Table(CPU, tmp_path).times([(call, 1)], 1.0)
-    assert Table(CPU, tmp_path).workspaces([call]) == {call.key: 20}
+    assert Table(CPU, tmp_path).taken([call]) == {call.key: Taken(20, 4)}
     again = Table(CPU, tmp_path)
     assert again.times([(call, 1)], 1.0) == {call.key: 77}
-    assert again.workspaces([call]) == {call.key: 20}
+    assert again.taken([call]) == {call.key: Taken(20, 4)}
     assert len(timed) == 1
 
 
 WRONG: dict[str, dict[str, object]] = {
     "a list": {"runtime_ns": [1]},
     "no workspaces": {"workspace_bytes": None},
+    "no results": {"result_bytes": None},
     "below zero": {"runtime_ns": {"an op": -1}},
     "infinite": {"runtime_ns": {"an op": math.inf}},
     "text": {"runtime_ns": {"an op": "77"}},
@@ -135,7 +136,7 @@ def test_figures_of_a_user_s_op_are_for_this_process_alone(tmp_path: Path) -> No
         return (x.sin() + x).clone()
 
     call = Call(torch.ops.test_timing.twice.default, (torch.ones(4),), {})
-    assert Table(CPU, tmp_path).workspaces([call]) == {call.key: 16}
+    assert Table(CPU, tmp_path).taken([call]) == {call.key: Taken(16, 16)}
     assert not list(tmp_path.iterdir())
 
 

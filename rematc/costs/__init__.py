@@ -1,16 +1,18 @@
 """What one run of an op costs: nanoseconds and workspace bytes, for the device it runs on."""
 
 from rematc.costs.call import Call
-from rematc.costs.price import Prices, find_workspaces, is_ready_made, time_ops
+from rematc.costs.price import Prices, find_taken, is_ready_made, time_ops
 from rematc.costs.rates import Rates, rates_of, rates_of_card
 from rematc.costs.table import Table
+from rematc.costs.workspace import CUDA_UNIT_BYTES
 
 __all__ = [
+    "CUDA_UNIT_BYTES",
     "Call",
     "Prices",
     "Rates",
     "Table",
-    "find_workspaces",
+    "find_taken",
     "is_ready_made",
     "rates_of",
     "rates_of_card",

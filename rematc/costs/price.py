@@ -14,6 +14,7 @@ from rematc.costs.call import Call
 from rematc.costs.rates import Rates
 from rematc.costs.roofline import flops, is_free, kernel_ns, runtime_ns
 from rematc.costs.table import Table
+from rematc.costs.workspace import Taken
 from rematc.problem import OpCost
 
 
@@ -27,13 +28,20 @@ class Prices:
 
     rates: Rates
     measured_ns: Mapping[Hashable, int] = field(default_factory=dict)
-    workspace_bytes: Mapping[Hashable, int] = field(default_factory=dict)
+    taken: Mapping[Hashable, Taken] = field(default_factory=dict)
 
     def of(self, node: fx.Node) -> OpCost:
         """The cost of one op, run alone."""
         if is_free(node):
             return OpCost(0)
-        return OpCost(self.runtime_ns(node), self.workspace_bytes.get(Call.of(node).key, 0))
+        return OpCost(self.runtime_ns(node), self._taken(node).workspace_bytes)
+
+    def result_bytes(self, node: fx.Node) -> int:
+        """What results of one op take; 0 where that was not measured."""
+        return 0 if is_free(node) else self._taken(node).result_bytes
+
+    def _taken(self, node: fx.Node) -> Taken:
+        return self.taken.get(Call.of(node).key, Taken(0, 0)) if self.taken else Taken(0, 0)
 
     def kernel(self, nodes: Sequence[fx.Node], values: Sequence[fx.Node | None]) -> OpCost:
         """The cost of one kernel that computes ``nodes``, and reads and writes ``values`` alone.
@@ -62,9 +70,9 @@ def time_ops(nodes: Iterable[fx.Node], rates: Rates, table: Table, limit_s: floa
     return table.times(sorted(first.values(), key=lambda c: -total[c[0].key]), limit_s)
 
 
-def find_workspaces(nodes: Iterable[fx.Node], table: Table) -> dict[Hashable, int]:
-    """Workspace bytes of each distinct op of ``nodes``."""
-    return table.workspaces(Call.of(node) for node in nodes if not is_free(node))
+def find_taken(nodes: Iterable[fx.Node], table: Table) -> dict[Hashable, Taken]:
+    """Bytes that each distinct op of ``nodes`` takes."""
+    return table.taken(Call.of(node) for node in nodes if not is_free(node))
 
 
 def is_ready_made(node: fx.Node) -> bool:

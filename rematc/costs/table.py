@@ -1,7 +1,7 @@
 """What was measured of single ops on one device, kept from one process to the next.
 
 A file by device and torch version has, for each op (target, shapes, dtypes, strides), the nanoseconds of
-a run and the bytes of workspace, as far as either was measured.
+a run and the bytes of workspace and results, as far as they were measured.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from rematc import cache
 from rematc.costs.call import Call
 from rematc.costs.device import device_name
 from rematc.costs.timing import timings
-from rematc.costs.workspace import stays_unknown, workspaces
+from rematc.costs.workspace import Taken, stays_unknown, taken
 
 log = logging.getLogger(__name__)
 
-FORMAT = "rematc.costs/1"
-TIME, WORKSPACE = "runtime_ns", "workspace_bytes"
+FORMAT = "rematc.costs/2"
+TIME, WORKSPACE, RESULT = KINDS = "runtime_ns", "workspace_bytes", "result_bytes"
 UNKNOWN = (
     "what %s takes while it runs, beside its results, is not known, and not counted: leave reserve= for it, "
     "or, if it is a custom op that does nothing but compute, declare it by rematc.pure"
 )
-Measure = Callable[[Iterable[Call]], Mapping[Hashable, int]]
+Figures = dict[str, dict[str, int]]  # of each kind, by the name of a call
+Measure = Callable[[Iterable[Call]], Mapping[Hashable, tuple[int, ...]]]
 
 
 class Table:
@@ -38,58 +39,73 @@ class Table:
 
     >>> x = torch.ones(4)
     >>> call = Call(torch.ops.aten.logsumexp.default, (x, [0]), {})
-    >>> Table(torch.device("cpu"), None).workspaces([call])[call.key]  # four exponentials, and a number
-    20
+    >>> Table(torch.device("cpu"), None).taken([call])[call.key]  # four exponentials, and a number
+    Taken(workspace_bytes=20, result_bytes=4)
     """
 
     def __init__(self, device: torch.device, folder: Path | None) -> None:
         self._path = None if folder is None else folder / f"costs-{device_name(device)}.json"
         self._kept = self._read()
-        self._said: set[str] = set()  # ops whose workspace can't be known
+        self._said: set[str] = set()  # ops of which it can't be known what they take
 
     def times(self, calls: Iterable[tuple[Call, int]], limit_s: float) -> dict[Hashable, int]:
         """Nanoseconds by the key of a call, see `rematc.costs.timing.timings`."""
         expected = {call.key: (call, ns) for call, ns in calls}
 
-        def measure(unknown: Iterable[Call]) -> Mapping[Hashable, int]:
-            return timings((expected[call.key] for call in unknown), limit_s)
+        def measure(unknown: Iterable[Call]) -> Mapping[Hashable, tuple[int, ...]]:
+            found = timings((expected[call.key] for call in unknown), limit_s)
+            return {key: (ns,) for key, ns in found.items()}
 
-        return self._known_or_measured(TIME, [call for call, _ in expected.values()], measure)
+        found = self._known_or_measured((TIME,), [call for call, _ in expected.values()], measure)
+        return {key: ns for key, (ns,) in found.items()}
 
-    def workspaces(self, calls: Iterable[Call]) -> dict[Hashable, int]:
-        """Workspace bytes by the key of a call, see `rematc.costs.workspace.workspaces`."""
+    def taken(self, calls: Iterable[Call]) -> dict[Hashable, Taken]:
+        """Bytes that calls take, by their keys, see `rematc.costs.workspace.taken`."""
         distinct = list({c.key: c for c in calls}.values())
         unknown = {str(call.target) for call in distinct if stays_unknown(call)} - self._said
         if unknown:
             log.warning(UNKNOWN, ", ".join(sorted(unknown)))
             self._said |= unknown
-        return self._known_or_measured(WORKSPACE, distinct, workspaces)
+        found = self._known_or_measured((WORKSPACE, RESULT), distinct, taken)
+        return {key: Taken(*figures) for key, figures in found.items()}
 
-    def _known_or_measured(self, what: str, calls: list[Call], measure: Measure) -> dict[Hashable, int]:
-        known = self._kept[what]
+    def _known_or_measured(
+        self, kinds: tuple[str, ...], calls: list[Call], measure: Measure
+    ) -> dict[Hashable, tuple[int, ...]]:
+        known = [self._kept[kind] for kind in kinds]
         names = {call.key: _name(call.key) for call in calls}
-        measured = measure([call for call in calls if names[call.key] not in known])
+        measured = measure([call for call in calls if not all(names[call.key] in kept for kept in known)])
         if measured:
-            known |= {names[key]: figure for key, figure in measured.items()}
+            _put(self._kept, kinds, {names[key]: figures for key, figures in measured.items()})
             lasting = {call.key for call in calls if call.is_of_torch}  # a user's op may be another tomorrow
-            self._keep(what, {names[key]: figure for key, figure in measured.items() if key in lasting})
-        return {key: known[name] for key, name in names.items() if name in known}
+            self._keep(kinds, {names[key]: figures for key, figures in measured.items() if key in lasting})
+        return {
+            key: tuple(kept[name] for kept in known)
+            for key, name in names.items()
+            if all(name in kept for kept in known)
+        }
 
-    def _keep(self, what: str, new: dict[str, int]) -> None:
+    def _keep(self, kinds: tuple[str, ...], new: dict[str, tuple[int, ...]]) -> None:
         if self._path is not None and new:
             data = self._read()  # another process may have added to it since
-            data[what] |= new
+            _put(data, kinds, new)
             cache.keep(self._path, {"format": FORMAT, **data})
 
-    def _read(self) -> dict[str, dict[str, int]]:
+    def _read(self) -> Figures:
         data = None if self._path is None else cache.load(self._path, FORMAT)
         if data is None or self._path is None:
-            return {TIME: {}, WORKSPACE: {}}
-        found = {what: data.get(what) for what in (TIME, WORKSPACE)}
+            return {kind: {} for kind in KINDS}
+        found = {kind: data.get(kind) for kind in KINDS}
         if all(isinstance(kept, dict) and all(map(_is_figure, kept.values())) for kept in found.values()):
-            return {what: dict(kept or {}) for what, kept in found.items()}
+            return {kind: dict(kept or {}) for kind, kept in found.items()}
         cache.damaged(self._path, "figures that are none")
-        return {TIME: {}, WORKSPACE: {}}
+        return {kind: {} for kind in KINDS}
+
+
+def _put(figures: Figures, kinds: tuple[str, ...], new: Mapping[str, tuple[int, ...]]) -> None:
+    """Add figures by their kind: of each call there is one of each of ``kinds``."""
+    for n, kind in enumerate(kinds):
+        figures[kind] |= {name: found[n] for name, found in new.items()}
 
 
 def _is_figure(x: object) -> bool:

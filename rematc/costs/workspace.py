@@ -1,7 +1,8 @@
-"""What an op allocates besides its results, found by running it once on made-up data.
+"""What an op allocates besides its results, and for them, found by running it once on made-up data.
 
 Kernels take scratch memory that no schema shows (a cast input, a column buffer, per-thread sums).
-It is alive only while the op runs, but it counts toward the peak.
+It is alive only while the op runs, but it counts toward the peak. And some return their result in
+memory that they needed before: the mean of an `mse_loss` in that of all the losses.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -21,20 +23,54 @@ from rematc.measure import measure_each
 
 log = logging.getLogger(__name__)
 
+CUDA_UNIT_BYTES = 512  # the caching allocator rounds up to a multiple
 
-def workspaces(calls: Iterable[Call]) -> dict[Hashable, int]:
-    """Workspace bytes by the key of a call; each distinct one is made on the device of its tensors.
+
+class Taken(NamedTuple):
+    """Bytes that a call takes: beside its results while it runs, and for them."""
+
+    workspace_bytes: int
+    result_bytes: int
+
+
+def taken(calls: Iterable[Call]) -> dict[Hashable, Taken]:
+    """What calls take, by their keys; each distinct one is made on the device of its tensors.
 
     What can't be run here (collectives, ops with effects or graphs of their own) or refuses made-up data
     counts 0, which the log says.
     """
-    if profiler_is_taken():
+    runs = {call.key: call for call in calls if may_run(call)}
+    on_cuda = {key: device for key, call in runs.items() if (device := _cuda_device(call))}
+    on_cpu = [key for key in runs if key not in on_cuda]
+    if on_cpu and profiler_is_taken():
         log.warning("compiling under a profiler: workspaces can't be measured, and the peak may be higher")
-        return {}
-    with compat.real_tensors(), torch.random.fork_rng():
-        runs = {call.key: call for call in calls if may_run(call)}
-        measured = measure_each([partial(_run, call) for call in runs.values()])
-    return {key: m.peak_bytes - m.end_bytes for key, m in zip(runs, measured, strict=True)}
+        on_cpu = []
+    with compat.real_tensors(), torch.random.fork_rng(devices=set(on_cuda.values())):
+        found = {key: _on_cuda(partial(_run, runs[key]), device) for key, device in on_cuda.items()}
+        measured = measure_each([partial(_run, runs[key]) for key in on_cpu]) if on_cpu else []
+    for key, m in zip(on_cpu, measured, strict=True):
+        found[key] = Taken(m.peak_bytes - m.end_bytes, m.end_bytes)
+    return found
+
+
+def _cuda_device(call: Call) -> torch.device | None:
+    return next((t.device for t in call.tensors() if t.device.type == "cuda"), None)
+
+
+def _on_cuda(prepare: Callable[[], Callable[[], object]], device: torch.device) -> Taken:
+    """As it asks the caching allocator, which may give more than that, by what is free at the time."""
+
+    def asked(which: str) -> int:
+        found: int = torch.cuda.memory_stats(device).get(f"requested_bytes.all.{which}", 0)
+        return found
+
+    step = prepare()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = asked("current")
+    result = step()
+    peak, end = asked("peak"), asked("current")
+    del result
+    return Taken(*(-(-size // CUDA_UNIT_BYTES) * CUDA_UNIT_BYTES for size in (peak - end, end - before)))
 
 
 def stays_unknown(call: Call) -> bool:

@@ -1,0 +1,86 @@
+"""What kernels take beside their results and for them: some leave a number in memory of millions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rematc.costs import Call
+from rematc.costs.workspace import Taken, taken
+from tests.cases import Case, assert_as_without
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+aten = torch.ops.aten
+SIDE = 16
+
+
+def folded(x: Tensor) -> Tensor:
+    image = x[:16].view(2, 1, SIDE, SIDE)
+    return F.fold(F.unfold(image, 3, padding=1), (SIDE, SIDE), 3, padding=1).mean()
+
+
+KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mse_loss": lambda x: F.mse_loss(x, torch.zeros_like(x)),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="sum"),
+    "soft_margin_loss": lambda x: F.soft_margin_loss(x[:64], torch.ones_like(x[:64])),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.ones_like(x)),
+    "col2im": folded,
+}
+
+
+class Weighed(nn.Module):
+    """What a kernel returns is there while what comes after it runs, and runs again."""
+
+    def __init__(self, kernel: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.kernel, self.line = kernel, nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = (self.line(x).tanh() * (1 + self.kernel(self.line(x).sin()))).exp().sin().mean()
+        return out
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_results_that_keep_the_memory_of_what_they_are_made_of_are_in_the_bound(name: str) -> None:
+    assert_as_without(Case(partial(Weighed, KERNELS[name]), name))
+
+
+def test_the_mean_of_losses_is_in_the_memory_of_the_losses() -> None:
+    x = torch.ones(1000)
+    call = Call(aten.mse_loss.default, (x, x), {})
+    assert taken([call])[call.key].result_bytes == x.nbytes
+    assert aten.mse_loss(x, x).untyped_storage().nbytes() == x.nbytes  # torch's own doing
+
+
+def test_on_cuda_it_is_what_an_op_asks_of_the_allocator() -> None:
+    """In whole units; what the allocator has in larger blocks depends on what is free at the time."""
+    x = torch.ones(8)
+    call = Call(aten.exp.default, (x,), {})
+    counts = [{"requested_bytes.all.current": 1000}]
+    counts += [{"requested_bytes.all.peak": 1700}, {"requested_bytes.all.current": 1100}]
+    with (
+        mock.patch("rematc.costs.workspace._cuda_device", return_value=torch.device("cuda")),
+        mock.patch.object(torch.random, "fork_rng"),
+        mock.patch.object(torch.cuda, "reset_peak_memory_stats") as reset,
+        mock.patch.object(torch.cuda, "memory_stats", side_effect=counts),
+    ):
+        assert taken([call]) == {call.key: Taken(1024, 512)}
+    assert reset.call_count == 1
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    x = torch.ones(1000, 1000, device="cuda")
+    calls = [Call(aten.exp.default, (x,), {}), Call(aten.mse_loss.default, (x, x), {})]
+    found = taken(calls)
+    alone, mean = (found[call.key] for call in calls)
+    whole = -(-x.nbytes // 512) * 512
+    assert alone == Taken(0, whole)
+    assert mean.workspace_bytes + mean.result_bytes >= whole
