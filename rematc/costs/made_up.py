@@ -41,7 +41,10 @@ def _free_bytes(device: torch.device) -> float:
 
 
 def made_up(vals: Any) -> Any:
-    """``vals``, tensors and collections of them, as real ones: ones, or zeros where they may be indices."""
+    """``vals``, tensors and collections of them, as real ones: ones, or zeros where they may be indices.
+
+    Of a mask one place is chosen: kernels stop early where none is, and fail where too many are.
+    """
     return fx.node.map_aggregate(vals, _one)
 
 
@@ -53,4 +56,7 @@ def _one(val: Any) -> Any:
     size, stride = ([compat.hint(x) for x in xs] for xs in (val.shape, val.stride()))
     span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if all(size) else 0
     fill = torch.ones if val.dtype.is_floating_point or val.dtype.is_complex else torch.zeros
-    return torch.as_strided(fill(span, dtype=val.dtype, device=val.device), size, stride)
+    memory = fill(span, dtype=val.dtype, device=val.device)
+    if val.dtype == torch.bool:
+        memory[:1] = True
+    return torch.as_strided(memory, size, stride)
