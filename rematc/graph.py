@@ -135,6 +135,11 @@ class Graph:
         return tuple(i for i in self.backward if i in run)
 
     @cached_property
+    def is_general(self) -> bool:
+        """Has it no backward pass, and nothing that runs before one would?"""
+        return not self.backward_steps and not self.forward_steps(())
+
+    @cached_property
     def kept_in_order(self) -> tuple[tuple[int, int], ...]:
         """Pairs of backward ops of which the first stays before the second, whether or not that reads it.
 

@@ -83,6 +83,8 @@ def in_kernels(
     modules = split(joint, captured, plan, num_fwd_outputs)
     forward, backward = (
         compat.lowered(module, _inputs(module), (), _kernels, is_backward=is_backward)
+        if _computes(module)
+        else ()
         for module, is_backward in zip(modules, (False, True), strict=True)
     )
     fused = fuse(captured, plan, *(tuple(Kernel(*k) for k in kernels) for kernels in (forward, backward)))
@@ -106,6 +108,18 @@ def _kernels(lowering: Any) -> tuple[tuple[tuple[str, ...], bool], ...]:
 def _code_of(lowering: Any) -> str:
     """The Python code that Inductor writes."""
     return str(lowering.codegen()[0].value)
+
+
+def _computes(module: fx.GraphModule) -> bool:
+    """Inductor writes no code for a graph that does not: the gradient of a sign is zero, and made forward."""
+    return any(n.op == "call_function" for n in module.graph.nodes)
+
+
+def _passing_on(module: fx.GraphModule) -> str:
+    """What the code would be."""
+    names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+    results = [str(x) for x in _output_nodes(module)]
+    return f"def call(args):\n    [{', '.join(names)}] = args\n    return [{', '.join(results)}]\n"
 
 
 def _cost(fused: Capture, op: int, prices: Prices) -> OpCost:
@@ -167,6 +181,8 @@ class PeakOfCode:
         return max(rehearsal.peak_bytes, in_calls, between_bytes, end_bytes), in_forward
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
+        if not _computes(module):
+            return _passing_on(module)
         with _as_planned(module) if self.planned else nullcontext():
             return compat.lowered(module, inputs, donated, _code_of, **settings)
 

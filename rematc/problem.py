@@ -161,8 +161,6 @@ def check(problem: Problem) -> None:
         raise ProblemError("sizes and times must be whole numbers, not below zero")
     if not isinstance(problem.lowering_bytes, int):
         raise ProblemError("lowering_bytes must be a whole number")
-    if problem.meanwhile_bytes and not any(op.phase == "backward" for op in g.ops):
-        raise ProblemError("meanwhile_bytes are taken before the backward pass, and there is none")
     if any(not 0 <= v.storage < len(g.storage_bytes) for v in g.values):
         raise ProblemError("a value stands in a storage that does not exist")
     made = {*g.inputs, *g.tangents}
@@ -185,6 +183,8 @@ def check(problem: Problem) -> None:
     for v in (*g.outputs, *g.gradients):
         if v not in made:
             raise ProblemError(f"value {v} is an output and nobody makes it")
+    if problem.meanwhile_bytes and g.is_general:
+        raise ProblemError("meanwhile_bytes are taken between the passes, and there are none")
 
 
 class Kind(NamedTuple):

@@ -199,3 +199,22 @@ def test_a_teacher_whose_result_is_detached_hides_nothing(widths: tuple[int, int
     there = sum(t.nbytes for t in (*student.parameters(), x))
     measured = there + measure(step).peak_bytes
     assert measured <= max(plan.peak_bytes for plan in backend.plans) <= 1.01 * measured
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_a_graph_whose_gradient_is_known_without_a_backward_pass_has_a_loss_outside_too(inner: Any) -> None:
+    """That of a sign is zero, and is made with it."""
+
+    def signs(x: Tensor) -> Tensor:
+        return (2 * x).sgn().sin()
+
+    x = torch.randn(1000, requires_grad=True)
+    backend = rematc.backend(1_000_000, inner=inner)
+    run = torch.compile(signs, backend=backend)
+    for _ in range(4):
+        x.grad = None
+        run(x).exp().sum().backward()
+        assert x.grad is not None
+        assert not x.grad.any()
+    (plan,) = backend.plans
+    assert plan.peak_bytes >= 3 * x.nbytes  # its input, its result, and the loss's gradient

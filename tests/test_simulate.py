@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rematc.baselines import recompute_all
-from rematc.errors import PlanError, ProblemError
+from rematc.errors import BudgetError, PlanError, ProblemError
 from rematc.graph import Graph, Op, Value
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.schedule import just_in_time
 from rematc.simulate import judged, simulate, validate
+from rematc.solve import solve
 from tests import oracle
 from tests.graphs import Builder, budgets, chain, problems, random_problem, read_by_backward, skip
 from tests.recount import recount
@@ -86,10 +87,16 @@ def test_what_is_taken_between_the_passes_stands_on_what_is_kept(
         assert set(profile.at_peak) == {("what is taken outside of the graph", 3), *kept}
 
 
-def test_nothing_is_taken_before_a_backward_pass_that_is_not_there() -> None:
+def test_without_a_backward_pass_it_is_taken_at_the_end_and_not_without_passes() -> None:
     graph = Graph((8, 8), (Value("x", 0), Value("y", 1)), (Op("f", "exp", (0,), (1,)),), (0,), outputs=(1,))
-    with pytest.raises(ProblemError, match="there is none"):
-        Problem(graph, (OpCost(5),), meanwhile_bytes=1)
+    problem = Problem(graph, (OpCost(5),), resident_bytes=8, meanwhile_bytes=3)
+    assert simulate(problem, Plan((), ())).peak_bytes == 19
+    with pytest.raises(BudgetError) as refused:
+        solve(problem, budget_bytes=18)
+    assert refused.value.minimum_bytes == solve(problem, budget_bytes=19).peak_bytes == 19
+    general = replace(graph, outputs=(), gradients=(1,))
+    with pytest.raises(ProblemError, match="there are none"):
+        Problem(general, (OpCost(5),), meanwhile_bytes=1)
 
 
 def test_views_share_their_storage() -> None:

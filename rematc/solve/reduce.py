@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from rematc.graph import Graph
 from rematc.problem import Problem
 
 
@@ -124,7 +123,7 @@ def reduce_each(problem: Problem, orders: Iterable[tuple[int, ...]], *, pauses: 
     units = folded.units()
     held = folded.blocks(problem.graph.outputs)
     sizes = tuple(folded.size(values[0]) for values in folded.values)
-    if is_general(problem.graph):
+    if problem.graph.is_general:
         units = [replace(u, required=True) for u in units]
         each = [_first_runs(folded, units)]
     else:
@@ -189,11 +188,6 @@ class _Folded:
             self.block_of.update(dict.fromkeys(values, len(self.values)))
             self.values.append(tuple(values))
         return tuple(range(first, len(self.values)))
-
-
-def is_general(graph: Graph) -> bool:
-    """Has the graph no backward pass, and nothing that runs before one would?"""
-    return not graph.backward_steps and not graph.forward_steps(())
 
 
 def _first_runs(folded: _Folded, units: list[Unit]) -> list[Stage]:
