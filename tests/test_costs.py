@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import rematc
 from rematc.costs import Prices, Rates, Table, find_taken, rates, rates_of
+from rematc.costs.rates import calibrate
 from rematc.costs.roofline import flops, is_free, kernel_ns, runtime_ns
 from rematc.measure import measure
 from rematc.problem import OpCost
@@ -137,9 +138,22 @@ def test_no_folder_keeps_nothing(calibrations: list[torch.device]) -> None:
 
 
 def test_calibration_gives_rates_above_zero() -> None:
-    *found, faster = astuple(rates.calibrate(CPU))
+    *found, faster = astuple(calibrate(CPU))
     assert all(rate > 0 for rate in (*found, *faster.values()))
     assert set(faster) == {"bfloat16", "float16"}
+
+
+def test_what_is_slow_while_another_process_has_the_core_is_not_its_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def run() -> None:
+        nonlocal now
+        now += 0.004 if now < 0.08 else 0.0002  # twenty slow runs in a row
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    assert rates._seconds(run, CPU) == pytest.approx(0.0002)
 
 
 # FLOPs and time

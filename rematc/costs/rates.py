@@ -137,8 +137,11 @@ def calibrate(device: torch.device) -> Rates:
         )
 
 
-def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 15) -> float:
-    """The shortest of several runs, the first thrown away: what else the machine does only adds."""
+def _seconds(run: Callable[[], object], device: torch.device, least_s: float = 0.1) -> float:
+    """The shortest of 15 runs or more, the first thrown away: what else the machine does only adds.
+
+    They go on for ``least_s``, longer than another process has a core at a time.
+    """
 
     def once() -> float:
         _wait(device)
@@ -147,7 +150,11 @@ def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 15)
         _wait(device)
         return time.perf_counter() - start
 
-    return min([once() for _ in range(repeats + 1)][1:])
+    once()
+    end, found = time.perf_counter() + least_s, list[float]()
+    while len(found) < 15 or time.perf_counter() < end:
+        found.append(once())
+    return min(found)
 
 
 def _wait(device: torch.device) -> None:
