@@ -137,7 +137,7 @@ class _Reader:
         yield from ((n, "forward") for n in calls if n in early)
         yield from ((n, "backward") for n in calls if n not in early)
 
-    def _op(self, node: fx.Node, takers: dict[int, fx.Node], phase: Phase) -> Op:
+    def _op(self, node: fx.Node, takers: dict[object, fx.Node], phase: Phase) -> Op:
         reads = [self.index[n] for n in node.all_input_nodes if n in self.index]
         if len(reads) != len(node.all_input_nodes):
             raise CaptureError(f"op {node.name!r} reads a tuple as a whole; rematc can't follow that")
@@ -145,8 +145,8 @@ class _Reader:
         if str(node.target).startswith(WAIT):  # it returns what it was given, which the trace does not know
             assert isinstance(val, torch.Tensor)
             self.storages.setdefault(compat.storage_key(val), self.values[reads[0]].storage)
-        if isinstance(val, tuple | list):
-            outputs = [self._value(takers.get(i), v, f"{node.name}#{i}") for i, v in enumerate(val)]
+        if (parts := _parts(val)) is not None:
+            outputs = [self._value(takers.get(key), v, f"{node.name}#{key}") for key, v in parts.items()]
         else:
             outputs = [self._value(node)]
         if str(node.target).rpartition(".")[0] in WITH_ALL_MEMORY:
@@ -192,6 +192,10 @@ class _Reader:
 def pin_of(node: fx.Node) -> str | None:
     """Why the op of this node may not run a second time, in words, or None."""
     target = node.target
+    if kernel := compat.started_kernel(target, node.kwargs):
+        return (
+            None if is_declared(kernel) else "effect: a Triton kernel, which may do anything: see rematc.pure"
+        )
     if compat.is_higher_order(target):
         return "effect: a higher-order op, its body is not looked into"
     if not compat.is_overload(target):
@@ -264,15 +268,22 @@ def module_path(node: fx.Node) -> str:
     return path.replace("[", ".").replace("]", "").strip(".")
 
 
+def _parts(val: object) -> dict[object, Any] | None:
+    """What the op of that result returns, by what takes it out: an index, or a user's kernel a name."""
+    if isinstance(val, tuple | list):
+        return dict(enumerate(val))
+    return val if isinstance(val, dict) else None
+
+
 def _is_taker(node: fx.Node) -> bool:
     """Is this the getitem that takes one output out of a multi-output op?"""
     if node.target is not operator.getitem:
         return False
     source = node.args[0]
-    return isinstance(source, fx.Node) and isinstance(source.meta.get("val"), tuple | list)
+    return isinstance(source, fx.Node) and _parts(source.meta.get("val")) is not None
 
 
-def _takers(node: fx.Node) -> dict[int, fx.Node]:
-    if not isinstance(node.meta.get("val"), tuple | list):
+def _takers(node: fx.Node) -> dict[object, fx.Node]:
+    if _parts(node.meta.get("val")) is None:
         return {}
-    return {user.args[1]: user for user in node.users if _is_taker(user)}  # type: ignore[misc]
+    return {user.args[1]: user for user in node.users if _is_taker(user)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 from unittest import mock
@@ -106,6 +106,31 @@ def overloads(op: object) -> tuple[Any, ...]:
         return tuple(getattr(op, name) for name in op.overloads())
     overload = getattr(op, "_opoverload", op)
     return (overload,) if is_overload(overload) else ()
+
+
+def is_triton_op(op: Any) -> bool:
+    """Did `torch.library.triton_op` make it? Torch traces what is in it, the kernels among that."""
+    from torch._library.triton import triton_ops_to_kernels
+
+    return hasattr(op, "_opoverload") and op._qualname in triton_ops_to_kernels
+
+
+def triton_kernel(op: object) -> Any:
+    """The function that a Triton kernel is made of, within what tunes it; None if that is no kernel."""
+    if not type(op).__module__.startswith("triton."):
+        return None
+    while hasattr(op, "fn"):
+        op = op.fn
+    return op
+
+
+def started_kernel(target: object, kwargs: Mapping[str, Any]) -> Any:
+    """The function of the Triton kernel that a call in a graph starts; None if that starts none."""
+    from torch._higher_order_ops import triton_kernel_wrap as of_torch
+
+    if target not in (of_torch.triton_kernel_wrapper_functional, of_torch.triton_kernel_wrapper_mutation):
+        return None
+    return triton_kernel(of_torch.kernel_side_table.get_kernel(kwargs["kernel_idx"]))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from rematc import compat
 from rematc.errors import OptionError
 
 T = TypeVar("T")
-_DECLARED: set[Any] = set()  # overloads
+_DECLARED: set[Any] = set()  # overloads, and the functions that Triton kernels are made of
 
 
 def pure(op: T) -> T:
@@ -18,11 +18,13 @@ def pure(op: T) -> T:
 
     A custom op may count its calls, draw random numbers, or talk to other processes; so rematc runs it once
     and saves what backward reads of it, unless it is declared here. ``op`` is what `torch.library.custom_op`
-    made (so this can be a decorator above that one), or ``torch.ops.namespace.name``; it is returned. The
-    graphs that are compiled from then on know of it. A Triton kernel is declared by the op that wraps it.
+    made (so this can be a decorator above that one), ``torch.ops.namespace.name``, or a Triton kernel (what
+    it writes into are its results; one that adds up by ``atomic_add`` may give other bits the next time, and
+    is not pure); it is returned. The graphs that are compiled from then on know of it.
 
-    Raises `OptionError` for what is no op of torch, and for an op that says itself that it writes into its
-    arguments or draws random numbers.
+    Raises `OptionError` for what is none of these, for an op that says itself that it writes into its
+    arguments or draws random numbers, and for one that `torch.library.triton_op` made: torch looks into it,
+    so the kernels in it are what can be declared.
 
     >>> import rematc, torch
     >>> @rematc.pure
@@ -30,11 +32,16 @@ def pure(op: T) -> T:
     ... def twice(x: torch.Tensor) -> torch.Tensor:
     ...     return x * 2
     """
+    if compat.is_triton_op(op):
+        raise OptionError(f"rematc.pure({op!r}): torch looks into a triton_op; give the Triton kernels in it")
+    if kernel := compat.triton_kernel(op):
+        _DECLARED.add(kernel)
+        return op
     overloads = compat.overloads(op)
     if not overloads:
         raise OptionError(
-            f"rematc.pure({op!r}): that is no op of torch; give what torch.library.custom_op returned, or "
-            "torch.ops.namespace.name"
+            f"rematc.pure({op!r}): that is no op of torch; give what torch.library.custom_op returned, "
+            "torch.ops.namespace.name, or a Triton kernel"
         )
     for overload in overloads:
         if overload._schema.is_mutable:
@@ -45,6 +52,6 @@ def pure(op: T) -> T:
     return op
 
 
-def is_declared(overload: object) -> bool:
-    """Was this overload declared by `pure`?"""
-    return overload in _DECLARED
+def is_declared(op: object) -> bool:
+    """Was this overload, or the kernel that is made of this function, declared by `pure`?"""
+    return op in _DECLARED

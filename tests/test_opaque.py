@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,12 +16,13 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor, fx, nn
 from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops.map import map as map_rows
-from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 
 import rematc
 from rematc.baselines import recompute_all
-from rematc.capture import must_run, pin_of
+from rematc.capture import capture
 from rematc.graph import Op
 from tests.test_graphs import (
     WIDTH,
@@ -135,10 +138,22 @@ def test_flex_attention_is_pinned_and_its_gradients_are_torch_s_to_refuse() -> N
         compiled(lambda q: flex_attention(q, q, q), eager("5MB"))(q)
 
 
-def test_a_triton_kernel_is_pinned_and_runs_though_nobody_reads_it() -> None:
-    """A node made by hand: there is no Triton for a CPU."""
-    node = fx.Graph().call_function(triton_kernel_wrapper_mutation, kwargs={"kernel_idx": 0})
-    assert pin_of(node) == must_run(node) == CARRIES
+def test_results_with_names_are_values_like_others() -> None:
+    """As users' Triton kernels return them; a graph made by hand, where there is no Triton."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    both = graph.call_function(triton_kernel_wrapper_functional, kwargs={"kernel_idx": 0, "kwargs": {"x": x}})
+    first = graph.call_function(operator.getitem, (both, "first"))
+    graph.output((first,))
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(4)
+        both.meta["val"] = {"first": torch.empty(8), "other": torch.empty(16)}
+        first.meta["val"] = both.meta["val"]["first"]
+    with mock.patch.object(kernel_side_table, "get_kernel", return_value=None):
+        found = capture(fx.GraphModule({}, graph), 1).graph
+    assert [found.storage_bytes[found.values[v].storage] for v in found.ops[0].outputs] == [32, 64]
+    assert found.ops[0].pin == found.ops[0].needed == CARRIES
+    assert found.outputs == found.ops[0].outputs[:1]
 
 
 # What an op takes while it runs

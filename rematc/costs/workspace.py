@@ -74,9 +74,9 @@ def _on_cuda(prepare: Callable[[], Callable[[], object]], device: torch.device) 
 
 
 def stays_unknown(call: Call) -> bool:
-    """May it take much that nobody can find out? Collectives take little beside what they are given."""
+    """May it take much that nobody can find out? Collectives take little, Triton kernels nothing."""
     if compat.is_higher_order(call.target):
-        return True
+        return compat.started_kernel(call.target, call.kwargs) is None
     return compat.is_overload(call.target) and not may_run(call) and not is_collective(call.target)
 
 
