@@ -50,7 +50,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         def get_current_target(self) -> Any:
             return compiler.GPUTarget("cuda", 80, 32)
 
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda **how: True)
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(importlib.import_module("rematc.pure"), "_DECLARED", set())
     for kernel, run in ON_CPU.items():
