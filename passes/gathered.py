@@ -3,9 +3,9 @@
 Where they are gathered inside the graph (compiled collectives, as with parametrized DTensors) a plan would
 save whole parameters, which no rank is to have for longer than it computes with them. To gather each twice
 is the price, asked for by sharding (Rajbhandari et al. 2020, ZeRO stage 3). It is the same for each plan:
-ranks that don't plan alike would wait for each other forever if plans could gather. So forward ops that a
-plan recomputes read what the forward pass gathered, and that is kept, and counted; unless the user vouches
-for ranks that plan alike, and leaves it to the plan (`rematc.regather`).
+ranks that don't plan alike would wait for each other forever if plans could gather. So forward ops that read
+what is gathered have a pin, and run once; unless the user vouches for ranks that plan alike, and leaves it
+to the plan (`rematc.regather`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from rematc import compat
-from rematc.capture import CHECKPOINTED, IN_BACKWARD, must_run, pin_of
+from rematc.capture import CHECKPOINTED, IN_BACKWARD, READS_WHOLE, must_run, pin_of
 from rematc.passes.gathered import gathered
 from rematc.passes.snapshot import ancestors
 from rematc.storages import fake_mode_of
@@ -46,6 +46,8 @@ def must_recompute(joint: fx.GraphModule, num_fwd_outputs: int) -> None:
     copier = _Copier(joint, copied)
     for node in [n for n in joint.graph.nodes if n in backward or n is output]:
         copier.redirect(node)
+    for node in {reader for n in whole for reader in n.users} - whole - backward:
+        node.meta[READS_WHOLE] = True
 
 
 def _after_tangents(joint: fx.GraphModule) -> set[fx.Node]:

@@ -27,7 +27,7 @@ from rematc.passes.gathered import groups
 from rematc.plan import Plan
 from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
-from rematc.ranks import agree, decision
+from rematc.ranks import agree, decision, tightest
 from rematc.regather import gathered_again, shared
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.simulate import judged, simulate, validate
@@ -84,7 +84,7 @@ def backend(
 
     ``regather``: parameters that ranks share and the graph gathers (as in torchtitan's SimpleFSDP) are never
     kept, but gathered wherever the plan reads them: so all ranks must train on the same shapes in each step.
-    Without it they are gathered once in each pass, and kept where a recomputed op reads them.
+    Without it they are gathered once in each pass, and forward ops that read them are not recomputed.
 
     Raises `OptionError` for a setting that can't be read. Compiling raises `BudgetError` where no plan
     fits, with the smallest budget that does, and `PlanError` where ranks that ``regather`` plan apart.
@@ -260,6 +260,8 @@ def partition(
     if given.plan is None:
         say_if_checkpointed(joint)
     captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
+    if options.regather:
+        problem = tightest(groups(joint), problem)
     peak = None
     if options.inner == "inductor":
         from rematc.inductor import PeakOfCode

@@ -21,6 +21,7 @@ from rematc import compat
 from rematc.errors import CaptureError
 from rematc.graph import COLLECTIVES, Graph, Op, Phase, Value
 from rematc.pure import is_declared
+from rematc.regather import READS_SHARED
 from rematc.versions import holds_tangents
 
 SNAPSHOT = "rematc_snapshot"  # meta key of a clone that keeps an input's old value
@@ -33,6 +34,7 @@ VIEWS = ("slice", "select", "diagonal", "as_strided")
 WITH_ALL_MEMORY = frozenset(f"aten.{op}" for op in ("copy", *(f"{v}_scatter" for v in VIEWS)))
 WAIT = "_c10d_functional.wait_tensor"
 COLLECTIVE = "collective"  # the pin of the ops of these namespaces
+READS_WHOLE = "rematc_reads_whole"  # meta key of forward ops that read what ranks share
 REGATHERED = "rematc_regathered"  # meta key of collectives that a plan may run wherever it likes
 
 
@@ -158,7 +160,7 @@ class _Reader:
             inputs=tuple(reads),
             outputs=tuple(outputs),
             phase=phase,
-            pin=needed or pin or policy_of(node),
+            pin=needed or pin or (READS_SHARED if READS_WHOLE in node.meta else policy_of(node)),
             needed=needed,
             module=module_path(node),
         )

@@ -228,6 +228,14 @@ def rank_store() -> Any:
     return dist.distributed_c10d._get_default_store() if has_others else None
 
 
+def ranks_of(group: str) -> tuple[int, list[int]]:
+    """This process among all, and those of the process group of that name, as a collective is told it."""
+    import torch.distributed as dist
+
+    process_group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    return dist.get_rank(), dist.get_process_group_ranks(process_group)
+
+
 def inner_exception(error: BaseException) -> BaseException | None:
     """What a backend raised, where Dynamo has wrapped it."""
     from torch._dynamo.exc import BackendCompilerFailed

@@ -34,8 +34,8 @@ class BudgetError(RematcError):
     ``minimum_bytes`` is the smallest budget that is accepted, ``bound_bytes`` what is proven that no plan
     can do with less than, with the backward ops in the order chosen (0: nothing is), ``budget_bytes`` what
     was asked, ``step`` the op at which that plan peaks (or what runs, where several graphs share the budget),
-    and ``largest`` the three largest values alive there, as (name, bytes), largest first. ``plan`` is that
-    plan, where one process solves and refuses (it is not pickled), else None.
+    and ``largest`` the three largest values alive there, as (name, bytes), largest first. ``advice`` is what
+    else to try. ``plan`` is that plan, where one process solves and refuses (it is not pickled), else None.
 
     >>> raise BudgetError(100, 120, step="mm_4", largest=(("relu", 64),))
     Traceback (most recent call last):
@@ -51,6 +51,7 @@ class BudgetError(RematcError):
         largest: tuple[tuple[str, int], ...],
         resident_bytes: int = 0,
         bound_bytes: int = 0,
+        advice: str = "",
     ) -> None:
         self.budget_bytes = budget_bytes
         self.minimum_bytes = minimum_bytes
@@ -58,6 +59,7 @@ class BudgetError(RematcError):
         self.largest = largest
         self.resident_bytes = resident_bytes
         self.bound_bytes = bound_bytes
+        self.advice = advice
         self.plan: Any = None
         is_proven = bound_bytes > budget_bytes
         asked = format_bytes(budget_bytes)
@@ -75,7 +77,7 @@ class BudgetError(RematcError):
             f"{proven}.\n"
             f"  in the way: {step}, where that plan peaks; "
             f"largest alive there: {alive or 'nothing'}.\n"
-            f"  what to try: budget={minimum_bytes}, {inside}a smaller batch or sequence, "
+            f"  what to try: budget={minimum_bytes}, {advice}{inside}a smaller batch or sequence, "
             f"a lower precision, or a smaller reserve."
         )
 
@@ -87,14 +89,27 @@ class BudgetError(RematcError):
             self.largest,
             self.resident_bytes,
             self.bound_bytes,
+            self.advice,
         )
 
 
 def _rebuild(
-    budget: int, minimum: int, step: str, largest: tuple[tuple[str, int], ...], resident: int, bound: int
+    budget: int,
+    minimum: int,
+    step: str,
+    largest: tuple[tuple[str, int], ...],
+    resident: int,
+    bound: int,
+    advice: str,
 ) -> BudgetError:
     return BudgetError(
-        budget, minimum, step=step, largest=largest, resident_bytes=resident, bound_bytes=bound
+        budget,
+        minimum,
+        step=step,
+        largest=largest,
+        resident_bytes=resident,
+        bound_bytes=bound,
+        advice=advice,
     )
 
 

@@ -31,7 +31,8 @@ from rematc.simulate import judged
 log = logging.getLogger(__name__)
 
 FORMAT = "rematc.decision/1"
-PATIENCE_S, PAUSE_S = 900.0, 0.02  # with the rank that decides: it may search, and compile, several plans
+PATIENCE_S, PAUSE_S = 900.0, 0.02  # with other ranks: they may search, and compile, several plans
+UNHEARD = (RuntimeError, ValueError, OSError)  # the store may be gone; TimeoutError is one of the system's
 NOTHING_TOLD = ""
 _DECISION = {"digest": TEXT, "runtime_ns": WHOLES, "plans": list_of("texts", TEXT.fits)}
 
@@ -73,7 +74,32 @@ def decision(problem: Problem, options: SolveOptions, what: str = "plan") -> Ite
         _asked(lambda: store.set(key, text), None)
 
 
-_AGREED: Counter[str] = Counter()  # graphs by the process group
+_MET: Counter[str] = Counter()  # problems by the process group
+_AGREED: Counter[str] = Counter()  # plans, likewise
+
+
+def tightest(groups: Iterable[str], problem: Problem) -> Problem:
+    """``problem`` with the most that is resident on any rank of the process ``groups``, who wait for each
+    other here.
+
+    Ranks that gather together need one plan, though one of them has more beside the graph. Raises `PlanError`
+    where others do not come: a rank that alone compiles anew has them wait in a collective.
+    """
+    store = compat.rank_store()
+    for group in groups if store is not None else ():
+        _MET[group] += 1
+        place = f"rematc/met/{group}/{_MET[group]}"
+        mine, ranks = compat.ranks_of(group)
+        try:
+            store.set(f"{place}/{mine}", str(problem.resident_bytes))
+            found = [int(_heard(store, f"{place}/{rank}")) for rank in ranks]
+        except UNHEARD as e:
+            raise PlanError(
+                f"{len(ranks)} ranks gather the same parameters and need one plan, and not all came to this "
+                f"graph: {e}\n  what to try: inputs of the same shape on all ranks, or regather=False"
+            ) from None
+        problem = replace(problem, resident_bytes=max(found))
+    return problem
 
 
 def agree(groups: Iterable[str], plan: Plan) -> None:
@@ -108,7 +134,7 @@ def _heard(store: Any, key: str) -> str:
     end = time.monotonic() + PATIENCE_S
     while not store.check([key]):
         if time.monotonic() > end:
-            raise TimeoutError(f"nothing was heard in {PATIENCE_S:g} s from the rank that decides")
+            raise TimeoutError(f"nothing was heard in {PATIENCE_S:g} s from another rank")
         time.sleep(PAUSE_S)
     text: str = store.get(key).decode()
     return text
@@ -118,7 +144,7 @@ def _asked(question: Any, otherwise: Any) -> Any:
     """The store's answer. It may be gone, or not answer in time: then each rank decides for itself."""
     try:
         return question()
-    except (RuntimeError, ValueError, OSError) as e:  # TimeoutError is one of the system's
+    except UNHEARD as e:
         log.warning("ranks can't agree on a plan (%s): each plans by itself", e)
         return otherwise
 

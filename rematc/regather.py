@@ -15,6 +15,8 @@ from rematc.problem import Problem
 from rematc.schedule import saving
 from rematc.simulate import judged
 
+READS_SHARED = "shared: reads parameters that ranks share, which are not kept for it"  # a pin
+
 
 def gathered_again(problem: Problem, plan: Plan) -> Plan:
     """``plan`` without what ranks share among the values that it saves.
@@ -30,6 +32,11 @@ def gathered_again(problem: Problem, plan: Plan) -> Plan:
     whole = shared(problem.graph)
     less = saving(problem.graph, plan, tuple(v for v in plan.saved if v not in whole))
     return judged(problem, replace(less, digest=""))
+
+
+def advice(graph: Graph) -> str:
+    """What else to try where nothing fits, as the beginning of a list."""
+    return "regather=True, " if any(op.pin == READS_SHARED for op in graph.ops) else ""
 
 
 def without_price(problem: Problem) -> Problem:

@@ -24,6 +24,7 @@ from rematc.errors import BudgetError, format_bytes
 from rematc.kinds import Key, Kind, kept_beside
 from rematc.ledger import Ledger
 from rematc.options import Options
+from rematc.regather import advice
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import Turn, Use, beside, needed, share, smallest, turns
 from rematc.storages import storages, tensors
@@ -257,6 +258,7 @@ class Steps:
             step=f"{calls} calls of {len(graphs)} graph{'s'[: len(graphs) - 1]} in one step",
             largest=tuple(sorted(kept, key=lambda k: -k[1])[:3]),
             resident_bytes=self.resident_bytes(),
+            advice=next(filter(None, (advice(g.problem.graph) for g in graphs)), ""),
         )
 
     def resident_bytes(self) -> int:

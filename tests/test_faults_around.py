@@ -15,6 +15,7 @@ CAPTURE, RANKS, REGATHER, STEPS = "rematc.capture", "rematc.ranks", "rematc.rega
 
 POLICIES = "test_policies.py::test_what_must_be_recomputed_is_not_saved_though_there_is_room"
 RESULTS = "test_policies.py::test_what_forward_returns_is_there_and_not_made_again"
+MEETING = "test_regather.py::test_ranks_plan_for_the_one_with_the_least_room"
 GATHERS = "test_opaque.py::test_a_parameter_is_gathered_once_in_each_pass_whatever_the_plan"
 DECISION, SHARE = "test_decision.py", "test_steps.py::test_the_budget_holds_for_all_graphs_together"
 
@@ -67,6 +68,12 @@ FAULTS: list[tuple[Fault, str]] = [
         Fault("graphs in ops run again", CAPTURE, HIGHER_ORDER, "        return None\n"),
         "test_opaque.py::test_an_op_that_carries_graphs_runs_once[chosen-]",
     ),
+    (
+        Fault("readers run again", MUST, "node.meta[READS_WHOLE] = True", "pass"),
+        "test_opaque.py::test_what_is_gathered_is_not_kept_for_ops_that_are_recomputed",
+    ),
+    (Fault("the first rank's room", RANKS, "resident_bytes=max(found)", "resident_bytes=found[0]"), MEETING),
+    (Fault("nobody waits", RANKS, "for rank in ranks]", "for rank in ranks[:1]]"), MEETING),
     (Fault("whole ones are kept", REGATHER, " if v not in whole", ""), "test_regather.py"),
     (
         Fault("results are as traced", "rematc.pose", "    captured = _as_measured(captured, prices)\n", ""),
@@ -87,7 +94,12 @@ FAULTS: list[tuple[Fault, str]] = [
     ),
     (Fault("times are asked for", RANKS, "replace(c, runtime_ns=0)", "c"), DECISION),
     (
-        Fault("a store that fails", RANKS, "except (RuntimeError, ValueError, OSError)", "except KeyError"),
+        Fault(
+            "a store that fails",
+            RANKS,
+            "except UNHEARD as e:\n        log",
+            "except KeyError as e:\n        log",
+        ),
         DECISION,
     ),
     (

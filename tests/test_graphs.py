@@ -63,8 +63,8 @@ def compiled(model: Callable[..., Any], backend: Any, **how: Any) -> Callable[..
     return torch.compile(model, backend=backend, **how)
 
 
-def eager(budget: Any) -> rematc.Backend:
-    return rematc.backend(budget, inner="eager", costs="roofline", time_limit_s=1.0)
+def eager(budget: Any, **how: Any) -> rematc.Backend:
+    return rematc.backend(budget, inner="eager", costs="roofline", time_limit_s=1.0, **how)
 
 
 def step_of(model: Around, run: Callable[..., Any], x: Tensor) -> list[Tensor]:

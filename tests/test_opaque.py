@@ -23,7 +23,9 @@ from torch.nn.attention.flex_attention import flex_attention
 import rematc
 from rematc.baselines import recompute_all
 from rematc.capture import capture
+from rematc.errors import BudgetError
 from rematc.graph import Op
+from rematc.regather import READS_SHARED
 from tests.test_graphs import (
     WIDTH,
     Around,
@@ -283,3 +285,23 @@ def test_a_parameter_is_gathered_once_in_each_pass_whatever_the_plan() -> None:
         found = collectives_of_a_step(Around(Gathered()), eager(limit))
         assert found["all_gather_into_tensor"] == 2
         assert found["reduce_scatter_tensor"] == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_gathered_is_not_kept_for_ops_that_are_recomputed() -> None:
+    """What reads it runs once; unless the plan may gather again, as the refusal says."""
+    backend = assert_kept(lambda _: Around(Gathered()))
+    (plan,), (problem,) = backend.plans, backend.problems
+    graph, values = problem.graph, problem.graph.values
+    whole = {
+        values[v].storage
+        for i in graph.forward
+        if "c10d" in graph.ops[i].target
+        for v in graph.ops[i].outputs
+    }
+    assert whole and whole.isdisjoint(values[v].storage for v in plan.saved)
+    assert [op.name for op in pinned(backend, READS_SHARED)] == ["mm"]
+    model = Around(Gathered())
+    for regather, advice in ((False, "regather=True, a"), (True, r"budget=\d+, a smaller")):
+        with pytest.raises(BudgetError, match=advice):
+            step_of(model, compiled(model, eager(1, regather=regather)), plain(model))

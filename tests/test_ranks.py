@@ -19,13 +19,13 @@ BUDGETS = {
     2: {
         "ddp": 11_500_000,
         "fsdp": 13_500_000,
-        "sharded": 7_400_000,
-        "sharded, inductor": 7_400_000,
+        "sharded": 6_400_000,
+        "sharded, inductor": 5_800_000,
         "regathered": 4_900_000,
         "tensor": 8_000_000,
         "pipeline": 15_000_000,
     },
-    4: {"sharded": 6_350_000, "tensor": 5_400_000, "pipeline": 12_000_000},
+    4: {"sharded": 5_700_000, "tensor": 5_400_000, "pipeline": 12_000_000},
 }
 SLOW = {2: {"regathered, inductor": 4_900_000}, 4: {"ddp": 11_500_000, "fsdp": 13_500_000}}
 COLLECTIVES_IN_THE_GRAPH = ("sharded", "sharded, inductor", "regathered", "regathered, inductor", "tensor")
@@ -97,9 +97,7 @@ def test_each_rank_measures_no_more_than_the_budget(count: int, name: str, found
     ],
 )
 def test_gathered_weights_are_not_kept(name: str, found: Finder) -> None:
-    """The backward pass gathers them again, though without a limit all else is kept. Where a plan may gather
-    as often as it likes, under a budget that it would break otherwise.
-    """
+    """The backward pass gathers them again: once, or where a plan may gather, as often as it likes."""
     for rank in found(2, name):
         assert rank[name]["saved"]
         assert ranks.Sharded.whole not in rank[name]["saved"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from rematc.options import SolveOptions
 from rematc.passes.gathered import groups
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.ranks import agree
+from rematc.ranks import agree, tightest
 from rematc.regather import shared, without_price
 from rematc.simulate import validate
 from rematc.solve import solve
@@ -112,7 +114,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
 
 
 def as_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_AGREED", type(ranks._AGREED)())
+    """That has come to no graph yet."""
+    for counter in ("_AGREED", "_MET"):
+        monkeypatch.setattr(ranks, counter, Counter())
 
 
 @pytest.mark.usefixtures("store")
@@ -128,8 +132,28 @@ def test_ranks_with_different_plans_are_told(monkeypatch: pytest.MonkeyPatch) ->
     agree(["1"], second)  # others, who gather among themselves
 
 
+@pytest.mark.usefixtures("store")
+def test_ranks_plan_for_the_one_with_the_least_room(
+    monkeypatch: pytest.MonkeyPatch, store: dist.Store
+) -> None:
+    """They come to the graph of the same number; where others are in another, they would wait forever."""
+    monkeypatch.setattr(ranks, "PATIENCE_S", 0.0)
+    as_another_rank(monkeypatch)
+    monkeypatch.setattr(compat, "ranks_of", lambda group: (4, [4, 6]))
+    problem = replace(layers(2, 0), resident_bytes=5)
+    with pytest.raises(PlanError, match=r"2 ranks gather the same parameters .* not all came"):
+        tightest(["0"], problem)
+    as_another_rank(monkeypatch)
+    store.set("rematc/met/0/1/6", "7")
+    assert tightest(["0"], problem).resident_bytes == 7
+    store.set("rematc/met/0/2/6", "3")
+    assert tightest(["0"], problem).resident_bytes == 5
+    assert tightest([], problem) == problem
+
+
 def test_one_process_agrees_with_itself() -> None:
     agree(["0"], Plan(saved=(), backward=()))
+    assert tightest(["0"], layers(2, 0)) == layers(2, 0)
 
 
 def test_the_groups_are_those_that_gather() -> None:

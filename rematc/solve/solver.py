@@ -9,7 +9,7 @@ from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.regather import gathered_again, shared
+from rematc.regather import advice, gathered_again, shared
 from rematc.simulate import Profile, simulate, validate
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
@@ -216,6 +216,7 @@ def refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
         largest=profile.at_peak[:3],
         resident_bytes=problem.resident_bytes,
         bound_bytes=bound_bytes,
+        advice=advice(problem.graph),
     )
     error.plan = replace(floor, strategy="rematc", status="feasible")
     return error
