@@ -62,6 +62,13 @@ class Formulation:
         """The spans that are told by variables of their own: all but the tail."""
         return range(len(self.spans) - (self.tail is not None))
 
+    @property
+    def unit_of(self) -> dict[int, int]:
+        """Units by the variables that are about them. What a tail finds at hand is about none."""
+        found = {x: u for (u, k), x in self.again.items() if k in self.told}
+        found |= {x: self.core.maker[b] for (b, k), x in self.kept.items() if k in self.told}
+        return found | {x: u for u, x in self.early.items()}
+
     def reads(self, k: int) -> list[int]:
         """Blocks that the ops of span k read."""
         return sorted({b for t in self.spans[k] for b in self.core.stages[t].reads})

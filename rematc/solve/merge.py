@@ -41,16 +41,17 @@ class Merged:
         return sum(self.full.block_bytes[b] for b in self.small)
 
     def counted(self) -> Merged:
-        """The same, but each stage counts the small blocks that it or a later one reads."""
+        """The same, but each stage counts the small blocks that are there: read by it or later, be it by
+        what runs again.
+        """
         if not self.small:
             return self
-        stages, later = list[Stage](), set[int]()
-        for stage, full in zip(reversed(self.core.stages), reversed(self.full.stages), strict=True):
-            later |= self.small.intersection(full.reads)
-            more = sum(self.full.block_bytes[b] for b in later)
+        last, stages = last_needed(self.full), list[Stage]()
+        for t, stage in enumerate(self.core.stages):
+            more = sum(self.full.block_bytes[b] for b in self.small if last[b] >= t)
             before, during = stage.before_bytes + more, stage.op_bytes + more
             stages.append(replace(stage, before_bytes=before, op_bytes=during))
-        return replace(self, core=replace(self.core, stages=tuple(reversed(stages))))
+        return replace(self, core=replace(self.core, stages=tuple(stages)))
 
     def steps(self, u: int) -> list[tuple[frozenset[int], int]]:
         """For each part of unit u, in order: the core's blocks that it or a later one reads, its bytes.
@@ -76,6 +77,19 @@ class Merged:
     @cached_property
     def _number(self) -> dict[int, int]:
         return {b: n for n, b in enumerate(self.full_block)}
+
+
+def last_needed(core: Core) -> list[int]:
+    """The last stage, by block, that reads it or what can be made of it by running units again (-1: none)."""
+    last = [-1] * len(core.block_bytes)
+    for t, stage in enumerate(core.stages):
+        for b in stage.reads:
+            last[b] = t
+    for unit in reversed(core.units):
+        until = max((last[b] for b in unit.makes), default=-1)
+        for b in unit.reads if not unit.pinned else ():
+            last[b] = max(last[b], until)
+    return last
 
 
 def unmerged(full: Core) -> Merged:

@@ -64,6 +64,10 @@ class Model:
             self.coefficient.append(c)
         self.upper.append(upper)
 
+    def objective(self, values: Sequence[float]) -> float:
+        """What ``values`` cost."""
+        return self.offset + sum(c * values[x] for x, c in enumerate(self.cost) if c)
+
     def relaxed(self) -> Model:
         """The same, but all variables may be anything between 0 and 1."""
         return replace(self, integer=[False] * len(self.integer))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.expand import Written, expand
+from rematc.solve.formulate import Formulation
 from rematc.solve.improve import Improver, mended
 from rematc.solve.merge import Merged
+from rematc.solve.model import Result
+from rematc.solve.nearby import is_large, nearby
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 from rematc.solve.spans import tightest
 from rematc.solve.tail import Tail, find_tail
@@ -20,6 +25,7 @@ log = logging.getLogger(__name__)
 ROUNDS = 100
 MARGINS, LITTLE = 4, 0.02  # how often, and up to what share of the budget, a margin is tried
 FIRST_GAP = 0.1  # as long as more is refined: halved from round to round
+ROUGH = 0.03  # a solution so near the relaxation says well enough where to refine
 ALMOST = 0.9  # of the gap: rounding takes the rest
 NODES = 400
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
@@ -30,7 +36,7 @@ FEW_LABELS, LABELS = 30_000, 500_000  # to see whether the tail helps, and to go
 GAIN = 0.01  # of the linear relaxation, so that it is worth it
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
 HOPELESS = 1.25  # times the bound, where the MILP was cut short
-STEPS = 4  # of the improver after the first round, then twice as many after each
+STEPS = 4  # of the improver in the second round, then twice as many in each
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,61 +60,137 @@ def search(
     improver: Improver | None = None,
 ) -> Found:
     """The cheapest plan for ``merged`` within ``gap``, from what is ``refined`` on, until ``deadline``."""
-    assert problem.budget_bytes is not None
-    best: Written | None = None
-    at_once = max(1, min(AT_ONCE, ROOM // max(1, len(merged.core.units))))
-    final = ALMOST * gap
-    bound, asked = 0, final if refined.is_complete else max(final, FIRST_GAP)
-    is_far = False
+    found = _Search(problem, merged, refined, gap, deadline, improver)
     for n in range(ROUNDS):
-        if deadline.left() <= 0:
+        if deadline.left() <= 0 or found.is_over(n):
             break
-        f = build(problem, merged, refined)
-        is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and is_far
-        share = 1.0 if asked <= final else TRY if is_trial or refined.tail else SHARE
-        result = f.model.solve(gap=asked, time_limit_s=share * deadline.left(), node_limit=NODES)
-        if refined.bounds_all:
-            bound = max(bound, f.floor_ns(result.bound))
-        goal = (1 + gap) * bound
+    return Found(found.best, found.bound, found.finished)
+
+
+class _Search:
+    """Where the search stands, from round to round."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        merged: Merged,
+        refined: Refined,
+        gap: float,
+        deadline: Deadline,
+        improver: Improver | None,
+    ) -> None:
+        assert problem.budget_bytes is not None
+        self.problem, self.merged, self.refined = problem, merged, refined
+        self.budget_bytes = problem.budget_bytes
+        self.gap, self.deadline, self.improver = gap, deadline, improver
+        self.best: Written | None = None
+        self.bound = 0
+        self.finished = False
+        self.final = ALMOST * gap
+        self.asked = self.final if refined.is_complete else max(self.final, FIRST_GAP)
+        self.is_far = False
+        self.f: Formulation | None = None  # as long as nothing is refined
+
+    def is_over(self, n: int) -> bool:
+        """Round ``n``; True if there is nothing more to do."""
+        f = self.f = self.f or build(self.problem, self.merged, self.refined)
+        large = is_large(f)
+        is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not large
+        share = 1.0 if self.asked <= self.final else TRY if is_trial or self.refined.tail else SHARE
+        limit = Deadline.after(share * self.deadline.left())
+        result = self._solved_large(f, n, limit) if large else self._solved(f, limit)
         if result.values is None and is_trial and not result.finished:
-            is_far = False  # it was too short for that
-            continue
+            self.is_far = False  # it was too short for that
+            return False
+        self.finished = result.finished
         if result.values is None:
-            return Found(best, bound, result.finished)
-        written = expand(problem, merged, decode(f, result.values))
-        log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), bound, written.plan.cost_ns)
-        fits = written.plan.peak_bytes <= problem.budget_bytes
-        near = written if fits else None
-        is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * bound
-        if not (fits or is_simple or is_hopeless):
-            near = _near(problem, merged, refined, written, asked, deadline)
-        if near:
-            best = min(best or near, near, key=lambda w: w.plan.cost_ns)
-        if improver and not is_simple and not _reached(best, goal):
-            improver.begin(best, bound)
-            bound = max(bound, improver.bound_ns)
-            goal = (1 + gap) * bound
-            improver.run(goal, gap / 2, deadline, STEPS << n)
-            best = improver.best or best
-        if _reached(best, goal) or (fits and asked <= final):  # the relaxation has nothing more to say
-            return Found(best, bound, result.finished)
-        if is_trial and (tail := _tail(problem, merged, deadline)):
-            refined, asked = Refined(tightest(merged.core), tail=tail), FIRST_GAP / 4
-            if improver:
-                improver.tail = tail.within(problem.budget_bytes)
-            continue
-        if is_hopeless and not is_trial:  # refined further it only takes longer
-            break
-        is_far = is_far or (is_simple and _needed(problem, written) > FAR)
+            return True
+        written = expand(self.problem, self.merged, decode(f, result.values))
+        log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), self.bound, written.plan.cost_ns)
+        fits = written.plan.peak_bytes <= self.budget_bytes
+        is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * self.bound
         if fits:
-            asked = final
-        elif refine(problem, merged, refined, written, at_once=at_once):
-            asked = max(final, asked / 2)
-        elif asked > final:  # all is told apart
-            asked = final
+            self._offer(written)
+        elif not (is_simple or is_hopeless):
+            self._offer(_near(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
+        if not large:
+            self._improve(n)
+        if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
+            return True
+        self.finished = False
+        if is_trial and self._told_exactly():
+            return False
+        if is_hopeless and not is_trial:  # refined further it only takes longer
+            return True
+        self.is_far = self.is_far or (is_simple and _needed(self.problem, written) > FAR)
+        return not self._refined(written, fits)
+
+    def _solved(self, f: Formulation, limit: Deadline, hint: Mapping[int, float] | None = None) -> Result:
+        """A solution of the program, and a bound."""
+        left_s = limit.left()
+        result = f.model.solve(gap=self.asked, time_limit_s=left_s, node_limit=NODES, hint=hint)
+        self._learn(f, result.bound)
+        return result
+
+    def _solved_large(self, f: Formulation, n: int, limit: Deadline) -> Result:
+        """A solution near the linear relaxation if that will do; if not, the improver goes on meanwhile."""
+        near = nearby(f, self.asked / 2, limit, NODES)
+        self._learn(f, near.bound)
+        if near.finished and (near.values is None or self._is_enough(f, near)):
+            return near
+        with ThreadPoolExecutor(1) as thread:
+            whole = thread.submit(self._solved, f, limit, dict(enumerate(near.values or ())))
+            self._improve(n)
+            return whole.result()
+
+    def _is_enough(self, f: Formulation, near: Result) -> bool:
+        enough = self.asked if self.asked <= self.final else max(self.asked, ROUGH)
+        assert near.values is not None
+        return f.model.objective(near.values) <= (1 + enough) * near.bound
+
+    def _learn(self, f: Formulation, bound: float) -> None:
+        if self.refined.bounds_all:
+            self.bound = max(self.bound, f.floor_ns(bound))
+
+    def _offer(self, found: Written | None) -> None:
+        if found:
+            self.best = min(self.best or found, found, key=lambda w: w.plan.cost_ns)
+
+    def _reached(self) -> bool:
+        return self.best is not None and self.best.plan.cost_ns <= (1 + self.gap) * self.bound
+
+    def _improve(self, n: int) -> None:
+        """Some steps of the improver, in all rounds but the first."""
+        if self.improver is None or n < SIMPLE_ROUNDS or self._reached():
+            return
+        self.improver.begin(self.best, self.bound)
+        self.bound = max(self.bound, self.improver.bound_ns)
+        self.improver.run((1 + self.gap) * self.bound, self.gap / 2, self.deadline, STEPS << n)
+        self._offer(self.improver.best)
+
+    def _told_exactly(self) -> bool:
+        """From now on with the end of the backward pass told exactly, if that helps."""
+        tail = _tail(self.problem, self.merged, self.deadline)
+        if tail is None:
+            return False
+        self.refined, self.asked = Refined(tightest(self.merged.core), tail=tail), FIRST_GAP / 4
+        self.f = None
+        if self.improver:
+            self.improver.tail = tail.within(self.budget_bytes)
+        return True
+
+    def _refined(self, written: Written, fits: bool) -> bool:
+        """More is told apart, or a smaller gap asked for; False if neither can be."""
+        at_once = max(1, min(AT_ONCE, ROOM // max(1, len(self.merged.core.units))))
+        if fits:
+            self.asked = self.final
+        elif refine(self.problem, self.merged, self.refined, written, at_once=at_once):
+            self.asked, self.f = max(self.final, self.asked / 2), None
+        elif self.asked > self.final:  # all is told apart
+            self.asked = self.final
         else:
-            break
-    return Found(best, bound, False)
+            return False
+        return True
 
 
 def _tail(problem: Problem, merged: Merged, deadline: Deadline) -> Tail | None:
@@ -133,10 +215,6 @@ def _needed(problem: Problem, written: Written) -> float:
     return (written.plan.peak_bytes - problem.base_bytes) / max(1, problem.budget_bytes - problem.base_bytes)
 
 
-def _reached(best: Written | None, goal_ns: float) -> bool:
-    return best is not None and best.plan.cost_ns <= goal_ns
-
-
 def _near(
     problem: Problem, merged: Merged, refined: Refined, written: Written, gap: float, deadline: Deadline
 ) -> Written | None:
@@ -152,21 +230,28 @@ def _near(
 def _with_margin(
     problem: Problem, merged: Merged, refined: Refined, excess: int, gap: float, deadline: Deadline
 ) -> Written | None:
-    """A plan for a budget less what the last one broke it by, as long as that helps."""
+    """A plan for a budget less what the last one broke it by, as long as that helps.
+
+    Small blocks are counted here, and where there are some that is tried first, without a margin.
+    """
     assert problem.budget_bytes is not None
-    asked = problem.budget_bytes
-    for _ in range(MARGINS):
+    asked, counted = problem.budget_bytes, merged.counted()
+    for n in range(MARGINS):
         if deadline.left() <= 0:
             break
-        asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
-        f = build(problem.with_budget(asked), merged, refined.within(asked))
-        result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
+        if n > 0 or not merged.small:
+            asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
+        f = build(problem.with_budget(asked), counted, refined.within(asked))
+        if is_large(f):
+            result = nearby(f, gap, deadline, NODES)
+        else:
+            result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
         if result.values is None:
             break
         written = expand(problem, merged, decode(f, result.values))
         before, excess = excess, written.plan.peak_bytes - problem.budget_bytes
         if excess <= 0:
             return written
-        if excess > before / 2:
+        if n > 0 and excess > before / 2:
             break
     return None
