@@ -40,13 +40,15 @@ class Merged:
         """What the blocks take at the most that the smaller core does not count."""
         return sum(self.full.block_bytes[b] for b in self.small)
 
-    def counted(self) -> Merged:
-        """The same, but each stage counts the small blocks that are there: read by it or later, be it by
-        what runs again.
+    def counted(self, *, at_most: bool = False) -> Merged:
+        """The same, but each stage counts the small blocks that it or a later one reads.
+
+        Those that only runs of units read are there as long as one is to come, which a plan says: they are
+        counted as long as one could come if ``at_most``, else not at all.
         """
         if not self.small:
             return self
-        last, stages = last_needed(self.full), list[Stage]()
+        last, stages = last_needed(self.full, by_units=at_most), list[Stage]()
         for t, stage in enumerate(self.core.stages):
             more = sum(self.full.block_bytes[b] for b in self.small if last[b] >= t)
             before, during = stage.before_bytes + more, stage.op_bytes + more
@@ -79,13 +81,13 @@ class Merged:
         return {b: n for n, b in enumerate(self.full_block)}
 
 
-def last_needed(core: Core) -> list[int]:
-    """The last stage, by block, that reads it or what can be made of it by running units again (-1: none)."""
+def last_needed(core: Core, *, by_units: bool) -> list[int]:
+    """The last stage, by block, that reads it, or if ``by_units`` what units can make of it (-1: none)."""
     last = [-1] * len(core.block_bytes)
     for t, stage in enumerate(core.stages):
         for b in stage.reads:
             last[b] = t
-    for unit in reversed(core.units):
+    for unit in reversed(core.units if by_units else ()):
         until = max((last[b] for b in unit.makes), default=-1)
         for b in unit.reads if not unit.pinned else ():
             last[b] = max(last[b], until)

@@ -235,7 +235,7 @@ def _with_margin(
     Small blocks are counted here, and where there are some that is tried first, without a margin.
     """
     assert problem.budget_bytes is not None
-    asked, counted = problem.budget_bytes, merged.counted()
+    asked, counted = problem.budget_bytes, merged.counted(at_most=True)
     for n in range(MARGINS):
         if deadline.left() <= 0:
             break

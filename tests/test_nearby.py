@@ -1,0 +1,120 @@
+"""Solutions near the linear relaxation, which large programs are searched by."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from rematc.problem import Problem
+from rematc.simulate import validate
+from rematc.solve import merge as merging
+from rematc.solve import nearby as near_by
+from rematc.solve import search as searching
+from rematc.solve import solver
+from rematc.solve.deadline import Deadline
+from rematc.solve.formulate import Formulation
+from rematc.solve.merge import merge, unmerged
+from rematc.solve.model import TOLERANCE, Result
+from rematc.solve.nearby import nearby
+from rematc.solve.reduce import reduce
+from rematc.solve.refine import Refined, build
+from rematc.solve.search import search
+from rematc.solve.spans import every_stage
+from tests.graphs import Builder, budgets, problems, random_problem, with_optima
+from tests.test_search import solved
+
+
+def programs(problem: Problem) -> list[Formulation]:
+    """One for each of the problem's budgets, all stages told apart."""
+    merged = unmerged(reduce(problem))
+    asked = (problem.with_budget(budget) for budget in budgets(problem))
+    return [build(each, merged, Refined(every_stage(merged.core))) for each in asked]
+
+
+@settings(max_examples=40)
+@given(problems(ops=10))
+def test_the_bound_is_below_and_the_solution_above_the_optimum(problem: Problem) -> None:
+    for f in programs(problem):
+        near, whole = nearby(f, 0.0, Deadline.after(60), 1000), f.model.solve(gap=0.0)
+        assert near.bound <= whole.bound + TOLERANCE
+        if near.values is not None:
+            assert f.model.objective(near.values) >= whole.bound - TOLERANCE
+            assert all(min(abs(near.values[x]), abs(near.values[x] - 1)) < TOLERANCE for x in f.unit_of)
+        elif near.finished:
+            assert whole.values is None
+
+
+def test_what_the_relaxation_says_of_a_unit_in_whole_numbers_stays() -> None:
+    split = found = 0
+    for problem in map(random_problem, range(200)):
+        for f in programs(problem):
+            relaxed, near = f.model.relaxed().solve(gap=0.0), nearby(f, 0.0, Deadline.after(60), 1000)
+            if relaxed.values is None or near.values is None:
+                continue
+            apart = {u for x, u in f.unit_of.items() if TOLERANCE < relaxed.values[x] < 1 - TOLERANCE}
+            same = [x for x, u in f.unit_of.items() if u not in apart]
+            assert all(abs(relaxed.values[x] - near.values[x]) < 10 * TOLERANCE for x in same)
+            split, found = split + bool(apart), found + 1
+    assert split > 5
+    assert found > 2 * split
+
+
+def test_the_objective_counts_the_offset() -> None:
+    (f, *_) = programs(random_problem(3))
+    result = f.model.solve(gap=0.0)
+    assert result.values is not None
+    assert f.model.objective(result.values) == pytest.approx(result.bound, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("rough", [searching.ROUGH, 10.0])
+def test_searched_as_a_large_program_plans_are_as_good(rough: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However rough a solution may be on the way, the last one is not."""
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+    monkeypatch.setattr(solver, "best_order", lambda problem: problem.graph.backward_steps)
+    monkeypatch.setattr(near_by, "LARGE", 0)
+    monkeypatch.setattr(searching, "ROUGH", rough)
+    optimal = asked = 0
+    for problem, least_ns in with_optima(map(random_problem, range(60))):
+        asked += 1
+        if (plan := solved(problem)) is not None:
+            validate(problem, plan)
+            assert plan.bound_ns <= least_ns <= plan.cost_ns
+            optimal += plan.cost_ns == least_ns
+    assert optimal >= 0.98 * asked
+
+
+def test_the_whole_program_is_solved_where_nothing_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_by, "LARGE", 0)
+    monkeypatch.setattr(searching, "nearby", lambda f, *_: Result(None, 0.0, False))
+    for problem, least_ns in with_optima(map(random_problem, range(30))):
+        merged = unmerged(reduce(problem))
+        found = search(problem, merged, Refined(every_stage(merged.core)), 0.0, Deadline.after(60))
+        assert found.bound_ns <= least_ns
+        assert found.best is None or found.best.plan.cost_ns >= least_ns
+
+
+def read_by_runs_alone() -> Problem:
+    """Three layers of a large block each; what makes the second reads a small one, and nothing else does."""
+    b = Builder()
+    x, dy = b.input("x"), b.tangent("dy")
+    (small,) = b.op("small", [x], 2, ns=50)
+    (first,) = b.op("first", [x], 100, ns=90)
+    (second,) = b.op("second", [first, small], 100, ns=5)
+    (third,) = b.op("third", [second], 100, ns=90)
+    (result,) = b.op("result", [third], 1)
+    for n, value in enumerate((third, second, first)):
+        (dy,) = b.op(f"d{n}", [value, dy], 1, phase="backward", workspace=50 * (n == 0))
+    return b.problem([result], [dy])
+
+
+def test_small_blocks_that_runs_alone_read_are_counted_as_long_as_one_can_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A budget was broken by them again and again, in programs that did not know why."""
+    monkeypatch.setattr(merging, "FEW", 0)
+    monkeypatch.setattr(merging, "SMALL", 0.02)
+    merged = merge(reduce(read_by_runs_alone()), 100)
+    assert merged.small_bytes == 2
+    assert merged.counted().core.stages == merged.core.stages
+    pairs = zip(merged.counted(at_most=True).core.stages, merged.core.stages, strict=True)
+    assert [most.op_bytes - stage.op_bytes for most, stage in pairs] == [2, 2, 0, 0]
