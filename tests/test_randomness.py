@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rematc
+from rematc.baselines import recompute_all
 from tests.cases import ROWS, SEVERAL, WIDTH, Case, Trained, assert_as_without
 
 pytestmark = [
@@ -69,6 +72,40 @@ NOISE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 def test_random_numbers_are_drawn_once_and_the_generator_moves_on_as_ever(name: str) -> None:
     noise, op = NOISE[name]
     assert_as_without(Case(lambda: Noisy(noise), op))
+
+
+def test_under_inductor_they_are_drawn_again_from_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays is not kept: Inductor draws it in the kernel that it is for."""
+    module = importlib.import_module("rematc.backend")
+    monkeypatch.setattr(module, "solve", lambda problem, options: recompute_all(problem))
+    case = Case(lambda: Noisy(nn.Dropout(0.3)), "gt")
+    backend = rematc.backend(None, costs="roofline")
+    ours, theirs = Trained(case, backend), Trained(case, "inductor")
+    (problem,), (plan,) = backend.problems, backend.plans
+    assert "aten.gt.Scalar" in {problem.graph.ops[i].target for i in plan.backward}
+    for mine, its in zip(ours.states, theirs.states, strict=True):
+        assert torch.equal(mine[-1], its[-1])
+        for a, b in zip(mine, its, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("draw", [F.dropout, torch.rand_like, torch.bernoulli])
+def test_the_generator_of_a_gpu_moves_on_as_ever(draw: Callable[..., Tensor]) -> None:
+    def state_after(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        model = Noisy(lambda x: x * draw(x.sigmoid())).cuda()
+        run = torch.compile(model, backend=backend)
+        run(torch.randn(ROWS, WIDTH, device="cuda")).backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        return [*grads, torch.cuda.get_rng_state()]
+
+    with pytest.raises(rematc.BudgetError) as refused:
+        state_after(rematc.backend(1, inner="eager", costs="roofline", time_limit_s=0.5))
+    least = refused.value.minimum_bytes
+    ours = state_after(rematc.backend(least, inner="eager", costs="roofline", time_limit_s=0.5))
+    assert all(map(torch.equal, ours, state_after("aot_eager")))
 
 
 class Twice(nn.Module):
