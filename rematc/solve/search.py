@@ -232,15 +232,15 @@ def _with_margin(
 ) -> Written | None:
     """A plan for a budget less what the last one broke it by, as long as that helps.
 
-    Small blocks are counted here, and where there are some that is tried first, without a margin.
+    Where small blocks alone can have broken it, one for the same budget with those counted.
     """
     assert problem.budget_bytes is not None
-    asked, counted = problem.budget_bytes, merged.counted(at_most=True)
-    for n in range(MARGINS):
+    asked, counted = problem.budget_bytes - excess * 5 // 4, merged
+    if excess <= merged.small_bytes:
+        asked, counted = problem.budget_bytes, merged.counted(at_most=True)
+    for _ in range(MARGINS):
         if deadline.left() <= 0:
             break
-        if n > 0 or not merged.small:
-            asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
         f = build(problem.with_budget(asked), counted, refined.within(asked))
         if is_large(f):
             result = nearby(f, gap, deadline, NODES)
@@ -252,6 +252,7 @@ def _with_margin(
         before, excess = excess, written.plan.peak_bytes - problem.budget_bytes
         if excess <= 0:
             return written
-        if n > 0 and excess > before / 2:
+        if excess > before / 2:
             break
+        asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
     return None
