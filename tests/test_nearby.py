@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 
 from rematc.problem import Problem
-from rematc.simulate import validate
 from rematc.solve import merge as merging
 from rematc.solve import nearby as near_by
 from rematc.solve import search as searching
@@ -20,8 +19,8 @@ from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, build
 from rematc.solve.search import search
 from rematc.solve.spans import every_stage
+from tests import test_search
 from tests.graphs import Builder, budgets, problems, random_problem, with_optima
-from tests.test_search import solved
 
 
 def programs(problem: Problem) -> list[Formulation]:
@@ -73,14 +72,7 @@ def test_searched_as_a_large_program_plans_are_as_good(rough: float, monkeypatch
     monkeypatch.setattr(solver, "best_order", lambda problem: problem.graph.backward_steps)
     monkeypatch.setattr(near_by, "LARGE", 0)
     monkeypatch.setattr(searching, "ROUGH", rough)
-    optimal = asked = 0
-    for problem, least_ns in with_optima(map(random_problem, range(60))):
-        asked += 1
-        if (plan := solved(problem)) is not None:
-            validate(problem, plan)
-            assert plan.bound_ns <= least_ns <= plan.cost_ns
-            optimal += plan.cost_ns == least_ns
-    assert optimal >= 0.98 * asked
+    test_search.test_the_bound_is_below_every_plan_and_most_plans_are_optimal(range(60))
 
 
 def test_the_whole_program_is_solved_where_nothing_is_near(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,7 @@ class _Search:
         share = 1.0 if self.asked <= self.final else TRY if is_trial or self.refined.tail else SHARE
         limit = Deadline.after(share * self.deadline.left())
         result = self._solved_large(f, n, limit) if large else self._solved(f, limit)
+        self._learn(f, result.bound)
         if result.values is None and is_trial and not result.finished:
             self.is_far = False  # it was too short for that
             return False
@@ -128,12 +129,13 @@ class _Search:
     def _solved(self, f: Formulation, limit: Deadline, hint: Mapping[int, float] | None = None) -> Result:
         """A solution of the program, and a bound."""
         left_s = limit.left()
-        result = f.model.solve(gap=self.asked, time_limit_s=left_s, node_limit=NODES, hint=hint)
-        self._learn(f, result.bound)
-        return result
+        return f.model.solve(gap=self.asked, time_limit_s=left_s, node_limit=NODES, hint=hint)
 
     def _solved_large(self, f: Formulation, n: int, limit: Deadline) -> Result:
-        """A solution near the linear relaxation if that will do; if not, the improver goes on meanwhile."""
+        """A solution near the linear relaxation if that will do; if not, the improver goes on meanwhile.
+
+        The thread only solves. What it finds is looked at once both are done: who is first decides nothing.
+        """
         near = nearby(f, self.asked / 2, limit, NODES)
         self._learn(f, near.bound)
         if near.finished and (near.values is None or self._is_enough(f, near)):
