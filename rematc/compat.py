@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -279,10 +279,30 @@ def partitioner_base() -> type:
 
 
 def compile_graph(module: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
-    """What Inductor compiles one graph with."""
+    """What Inductor compiles one graph with.
+
+    What its cache knows a backward graph by does not tell whether the code may write into what was saved.
+    Where it must not, the cache is passed over: code from there wrote, and a second backward pass was wrong.
+    """
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
 
-    return compile_fx_inner(module, inputs, **settings)
+    may_write = donates() and not is_retained()
+    with nullcontext() if may_write else config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
+        return compile_fx_inner(module, inputs, **settings)
+
+
+def donates() -> bool:
+    """May a compiled backward pass write over what was saved? ``retain_graph=True`` is refused then."""
+    import torch._functorch.config as functorch_config
+
+    return bool(functorch_config.donated_buffer)
+
+
+def is_retained() -> bool:
+    """Does a backward pass with ``retain_graph=True`` run now? What was saved must not be written into."""
+    runs = torch._C._current_graph_task_id() != -1
+    return runs and torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def write_out(node: fx.Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,8 +26,15 @@ from rematc.storages import fake_mode_of
 from rematc.target import Target
 from rematc.versions import holds_tangents
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 NOWHERE = (-1, -1)
+RETAINED = (
+    "the first backward pass keeps its graph (retain_graph=True), so that Inductor can't have what was saved "
+    "written over: this and later steps may need more memory than planned\n"
+    "  what to try: torch._functorch.config.donated_buffer = False before the model is compiled: plans count "
+    "on that"
+)
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
@@ -35,6 +43,8 @@ def compile_as_planned(gm: fx.GraphModule, inputs: Any, partitioner: Any) -> Any
 
     def compiler(module: fx.GraphModule, *args: Any, **settings: Any) -> Any:
         planned = any(STEP in n.meta for n in module.graph.nodes)  # what has no backward pass is not
+        if planned and compat.donates() and compat.is_retained():
+            log.warning(RETAINED)
         with _as_planned(module) if planned else nullcontext():
             run = compat.compile_graph(module, *args, **settings)
         return _as_traced(run) if settings.get("is_backward") else run
@@ -209,6 +219,8 @@ def _is_tensor(x: object) -> bool:
 
 def _donated(modules: Modules, num_fwd_outputs: int) -> list[int]:
     """Positions of backward's inputs whose memory is its own: nobody else holds what was saved there."""
+    if not compat.donates():
+        return []
     forward, backward = modules
     results = _output_nodes(forward)
     held = [*forward.graph.find_nodes(op="placeholder"), *results[:num_fwd_outputs], *_output_nodes(backward)]

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo's own
 ]
 NO_DOUBLE = "torch.compile with aot_autograd does not currently support double backward"
+WRITTEN_OVER = "This backward function was compiled with non-empty donated buffers"
 DOCS = (Path(__file__).parent.parent / "docs" / "limits.md").read_text()
 
 
