@@ -13,6 +13,7 @@ from rematc.errors import ProblemError, RematcError
 from rematc.graph import Graph, Op, Value
 
 FORMAT = "rematc.problem/1"
+LARGEST = 64 << 20  # characters of a file, which may be a stranger's; the largest graphs have a few million
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +255,8 @@ def read_object(
 
     ``absent`` has the fields that need not be there, and what they are then.
     """
+    if len(text) > LARGEST:
+        raise error(f"not a {form} file: it has {len(text)} characters, and {LARGEST} are the most that is read")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as e:

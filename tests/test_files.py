@@ -126,6 +126,12 @@ def test_nesting_without_end_is_refused(kind: str) -> None:
 
 
 @each_kind
+def test_a_file_that_is_too_large_is_not_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rematc.problem.LARGEST", 10)
+    assert "10 are the most that is read" in refused(kind, KINDS[kind][1].to_json())
+
+
+@each_kind
 def test_the_other_kind_of_file_is_named(kind: str) -> None:
     other = next(k for k in KINDS if k != kind)
     assert f"'rematc.{other}/1'" in refused(kind, KINDS[other][1].to_json())

@@ -34,6 +34,8 @@ NO_TORCH = (
     "rematc.share",
 )
 NO_SOLVER = ("rematc.passes", "rematc.capture", "rematc.simulate", "rematc.exchange")
+RUNS_CODE = ("rematc.loader", "rematc.rehearse")  # a user's model file, and what Inductor has just written
+UNSAFE = ("eval", "exec", "pickle", "marshal", "shelve", "torch.load")
 MAX_LINES = 320
 A_LIST = "rematc.compat"  # of small functions, that has to be one file
 
@@ -134,6 +136,15 @@ def test_private_names_of_torch_stand_in_compat_alone(name: str) -> None:
     tree, imported = read(name)
     if name != "rematc.compat":
         assert not sorted(n for n in {*imported, *chains(tree)} if is_private(n))
+
+
+@each_file
+def test_nothing_that_is_read_is_run(name: str) -> None:
+    tree, imported = read(name)
+    called = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    plain = {n.id for n in called if isinstance(n, ast.Name)}
+    used = [n for n in {*imported, *chains(tree), *plain} if within(n, *UNSAFE)]
+    assert bool(used) is (name in RUNS_CODE), used
 
 
 @each_file

@@ -140,8 +140,8 @@ def test_flex_attention_is_pinned_and_its_gradients_are_torch_s_to_refuse() -> N
         compiled(lambda q: flex_attention(q, q, q), eager("5MB"))(q)
 
 
-def test_results_with_names_are_values_like_others() -> None:
-    """As users' Triton kernels return them; a graph made by hand, where there is no Triton."""
+def of_a_kernel() -> fx.GraphModule:
+    """A call of a user's Triton kernel, made by hand: here there may be no Triton."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     both = graph.call_function(triton_kernel_wrapper_functional, kwargs={"kernel_idx": 0, "kwargs": {"x": x}})
@@ -151,11 +151,36 @@ def test_results_with_names_are_values_like_others() -> None:
         x.meta["val"] = torch.empty(4)
         both.meta["val"] = {"first": torch.empty(8), "other": torch.empty(16)}
         first.meta["val"] = both.meta["val"]["first"]
+    return fx.GraphModule({}, graph)
+
+
+class Kernel:
+    """As Triton's, with what it is made of."""
+
+    def __init__(self, fn: Callable[..., None]) -> None:
+        self.fn = fn
+
+
+Kernel.__module__ = "triton.runtime.jit"
+
+
+def test_results_with_names_are_values_like_others() -> None:
     with mock.patch.object(kernel_side_table, "get_kernel", return_value=None):
-        found = capture(fx.GraphModule({}, graph), 1).graph
+        found = capture(of_a_kernel(), 1).graph
     assert [found.storage_bytes[found.values[v].storage] for v in found.ops[0].outputs] == [32, 64]
     assert found.ops[0].pin == found.ops[0].needed == CARRIES
     assert found.outputs == found.ops[0].outputs[:1]
+
+
+def test_a_kernel_of_a_user_is_pinned_unless_it_is_declared_pure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("rematc.pure"), "_DECLARED", set())
+    kernel = Kernel(lambda x: None)
+    with mock.patch.object(kernel_side_table, "get_kernel", return_value=kernel):
+        before = capture(of_a_kernel(), 1).graph.ops[0]
+        assert rematc.pure(kernel) is kernel
+        after = capture(of_a_kernel(), 1).graph.ops[0]
+    assert before.pin is not None and "see rematc.pure" in before.pin
+    assert after.pin is None and after.needed is None
 
 
 # What an op takes while it runs
