@@ -256,7 +256,7 @@ def read_object(
     ``absent`` has the fields that need not be there, and what they are then.
     """
     if len(text) > LARGEST:
-        raise error(f"not a {form} file: it has {len(text)} characters, and {LARGEST} are the most that is read")
+        raise error(f"not a {form} file: {len(text)} characters, and {LARGEST} are the most that is read")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as e:
