@@ -27,21 +27,25 @@ KINDS = "            if graph in self.calls.graphs:\n                self._plan_
 LOWERED = "        if not any([graph.lower(number) for graph, number in zip(graphs, choice, strict=True)]):\n"
 
 FAULTS: list[tuple[Fault, str]] = [
-    (Fault("nothing must be recomputed", MUST, NOT_ASKED, "    return\n"), f"{POLICIES}[0.0-eager]"),
-    (Fault("copies read originals", MUST, COPIED, "dict[fx.Node, fx.Node]()"), f"{POLICIES}[0.0-eager]"),
+    (Fault("nothing must be recomputed", MUST, NOT_ASKED, "    return\n"), f"{POLICIES}[eager-0.0]"),
+    (Fault("copies read originals", MUST, COPIED, "dict[fx.Node, fx.Node]()"), f"{POLICIES}[eager-0.0]"),
     (
         Fault("copies are of forward", MUST, "        copy.meta[IN_BACKWARD] = True\n", ""),
-        f"{POLICIES}[0.0-eager]",
+        f"{POLICIES}[eager-0.0]",
     ),
     (
         Fault("random ops are copied", MUST, " and not must_run(source) and not pin_of(source)\n", "\n"),
-        f"{POLICIES}[0.5-eager]",
+        f"{POLICIES}[eager-0.5]",
     ),
     (
         Fault("regions run through", MUST, " and _stays_inside(node, forward))", ")"),
         "test_policies.py::test_what_one_region_gives_to_the_next_is_left_to_the_plan",
     ),
     (Fault("results are copied", MUST, "is_asked and node not in results", "is_asked"), RESULTS),
+    (
+        Fault("what must be saved is not", CAPTURE, "else policy_of(node)", "else None"),
+        "test_policies.py::test_what_must_be_saved_is_not_recomputed_though_there_is_no_room",
+    ),
     (
         Fault("equal calls are merged", CANONICALIZE, "must_run(node) is not None", "False"),
         "test_pure.py::test_calls_that_look_the_same_are_one_only_where_the_op_is_declared",
@@ -161,6 +165,7 @@ def test_each_fault_is_caught(fault: Fault, test: str) -> None:
     )
 
 
-@pytest.mark.parametrize("test", sorted({test for _, test in FAULTS if "steps" not in test}))
+@pytest.mark.slow  # they are run by themselves, too
+@pytest.mark.parametrize("test", sorted({test for _, test in FAULTS}))
 def test_without_a_fault_they_pass(test: str) -> None:
     assert not failures(test)

@@ -49,7 +49,8 @@ def needed(inner: Any = "eager") -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("share", "inner"), [(0.0, "eager"), (0.5, "eager"), (1.0, "eager"), (0.2, "inductor")]
+    ("share", "inner"),
+    [(0.0, "eager"), (0.5, "eager"), (1.0, "eager"), pytest.param(0.2, "inductor", marks=pytest.mark.slow)],
 )
 def test_a_loss_outside_of_the_graph_is_within_the_budget_from_the_second_step_on(
     share: float, inner: Any

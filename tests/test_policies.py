@@ -72,8 +72,15 @@ def trained(
 MUST, PREFER = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("inner", "dropout"),
+    [
+        ("eager", 0.0),
+        ("eager", 0.5),
+        pytest.param("inductor", 0.0, marks=pytest.mark.slow),
+        ("inductor", 0.5),
+    ],
+)
 def test_what_must_be_recomputed_is_not_saved_though_there_is_room(inner: Any, dropout: float) -> None:
     backend = rematc.backend("1GB", inner=inner)
     found, step = trained(MUST, backend, dropout)
@@ -109,6 +116,22 @@ def test_the_rest_is_recomputed_too_where_the_budget_asks_for_it(inner: Any) -> 
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
     (plan,), (problem,) = tight.plans, tight.problems
     assert measure(step, warmup=2).peak_bytes <= plan.peak_bytes - problem.resident_bytes
+
+
+@pytest.mark.parametrize("asked", [MUST, PREFER])
+def test_what_must_be_saved_is_not_recomputed_though_there_is_no_room(asked: CheckpointPolicy) -> None:
+    with pytest.raises(rematc.BudgetError) as refused:
+        trained(asked, rematc.backend(1, inner="eager"))
+    backend = rematc.backend(refused.value.minimum_bytes, inner="eager")
+    found, _ = trained(asked, backend)
+    expected, _ = trained(asked, "aot_eager")
+    assert all(map(torch.equal, found, expected))
+    (plan,), (problem,) = backend.plans, backend.problems
+    ops = problem.graph.ops
+    again = {ops[i].target for i in plan.backward if ops[i].phase == "forward"}
+    assert again and "aten.addmm.default" not in again
+    pins = [op.pin for op in ops if op.target == "aten.addmm.default"]
+    assert pins == ["saved: a checkpoint policy in the model says so"] * LAYERS
 
 
 def test_what_forward_returns_is_there_and_not_made_again() -> None:

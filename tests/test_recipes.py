@@ -59,11 +59,22 @@ def test_the_recipe_runs_and_is_planned_within_its_budget(
     assert made
 
 
+SWITCHES = [
+    ("model.compile(", "model.activation_checkpointing_enable()\nmodel.compile("),
+    ("TrainingArguments(\n", "TrainingArguments(gradient_checkpointing=True,\n"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("switch", SWITCHES, ids=["the model", "the trainer"])
 def test_who_switches_on_gradient_checkpointing_too_is_told(
-    made: list[rematc.Backend], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    switch: tuple[str, str],
+    made: list[rematc.Backend],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     code = RECIPES["Hugging Face Trainer"]
-    switched = code.replace("model.compile(", "model.activation_checkpointing_enable()\nmodel.compile(")
+    switched = code.replace(*switch)
     assert switched != code
     follow("Hugging Face Trainer", switched, monkeypatch)
     assert "the model has regions under torch.utils.checkpoint (gradient_checkpointing" in caplog.text

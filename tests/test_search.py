@@ -101,7 +101,7 @@ def test_what_has_nothing_left_to_try_ends_before_its_time() -> None:
     assert plan.solve_s < 60
 
 
-@pytest.mark.parametrize("name", ["vit", "bart", "mamba"])
+@pytest.mark.parametrize("name", [pytest.param("vit", marks=pytest.mark.slow), "bart", "mamba"])
 def test_the_clock_decides_nothing_unless_it_cuts(name: str) -> None:
     """What is tried, and for how long, is counted in rounds, steps and nodes."""
     problem = corpus.load(name)
@@ -146,7 +146,7 @@ def test_cost_equals_that_of_an_exhaustive_search_on_many_more(seeds: range) -> 
         assert solve(asked).cost_ns == least_ns
 
 
-@pytest.mark.parametrize("name", ["gpt2_24", "vit"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2_24", marks=pytest.mark.slow), "vit"])
 def test_the_smallest_budget_that_a_refusal_names_is_met(name: str) -> None:
     problem = corpus.load(name)
     with pytest.raises(BudgetError) as refused:
