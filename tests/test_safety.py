@@ -315,7 +315,7 @@ def loss_of(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.parametrize("depths", [(2, 2), (2, 3)], ids=["one model", "two models"])
 def test_threads_that_share_a_backend_train_as_each_alone(depths: tuple[int, int]) -> None:
-    budget_bytes = max(map(least, depths)) * 11 // 10
+    budget_bytes = max(map(least, depths)) * 3  # steps of several threads that are open at once share it
     models = {depth: Trained(depth, budget_bytes).model for depth in depths}
     expected: dict[int, list[Tensor]] = {depth: [] for depth in models}
     for depth, model in models.items():
@@ -326,4 +326,4 @@ def test_threads_that_share_a_backend_train_as_each_alone(depths: tuple[int, int
     found: list[list[Tensor]] = [[] for _ in depths]
     in_threads([partial(asked, models[depth], runs[depth], found[n]) for n, depth in enumerate(depths)])
     assert all(same_bits(ours, expected[depth]) for ours, depth in zip(found, depths, strict=True))
-    assert backend.plans and max(plan.cost_ns for plan in backend.plans) > 0
+    assert backend.plans and max(plan.peak_bytes for plan in backend.plans) <= budget_bytes
