@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,29 +300,3 @@ def test_threads_that_compile_different_models_at_once_train_as_each_alone(
         kept = plans.load(problem, each.backend.options.solve, folder)
         assert kept is not None and (kept.saved, kept.backward) == (plan.saved, plan.backward)
     assert_whole(folder, caplog)
-
-
-def asked(model: nn.Module, run: Callable[[Tensor], Tensor], into: list[Tensor]) -> None:
-    """Gradients of a few steps, which no thread writes where another does."""
-    for _ in range(3):
-        into += torch.autograd.grad(run(batch()), list(model.parameters()))
-
-
-def loss_of(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
-    return torch.compile(lambda x: model(x).square().mean(), backend=backend)
-
-
-@pytest.mark.parametrize("depths", [(2, 2), (2, 3)], ids=["one model", "two models"])
-def test_threads_that_share_a_backend_train_as_each_alone(depths: tuple[int, int]) -> None:
-    budget_bytes = max(map(least, depths)) * 3  # steps of several threads that are open at once share it
-    models = {depth: Trained(depth, budget_bytes).model for depth in depths}
-    expected: dict[int, list[Tensor]] = {depth: [] for depth in models}
-    for depth, model in models.items():
-        asked(model, loss_of(model, "aot_eager"), expected[depth])
-    torch._dynamo.reset()
-    backend = eager(budget_bytes)
-    runs = {depth: loss_of(model, backend) for depth, model in models.items()}
-    found: list[list[Tensor]] = [[] for _ in depths]
-    in_threads([partial(asked, models[depth], runs[depth], found[n]) for n, depth in enumerate(depths)])
-    assert all(same_bits(ours, expected[depth]) for ours, depth in zip(found, depths, strict=True))
-    assert backend.plans and max(plan.peak_bytes for plan in backend.plans) <= budget_bytes
