@@ -7,38 +7,23 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
-from rematc import compat, plans
-from rematc.baselines import min_cut
-from rematc.cache import cache_folder
+from rematc import compat
 from rematc.compiled import ALONE, Given, Made
-from rematc.errors import BudgetError, RematcError, error_of_ours, format_bytes, refused
-from rematc.fit import fit
+from rematc.errors import RematcError, error_of_ours, format_bytes, refused
 from rematc.lower import op_by_op
 from rematc.meters import give_way
 from rematc.options import Budget, Inner, Options, SolveOptions
-from rematc.passes import mark_static, split
-from rematc.passes.gathered import groups
+from rematc.partition import Partitioned, partitions
 from rematc.plan import Plan
-from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
-from rematc.ranks import agree, decision, tightest
-from rematc.regather import gathered_again, shared
 from rematc.resident import gradient_bytes, optimizer_bytes
-from rematc.simulate import judged, simulate, validate
-from rematc.solve import solve
-from rematc.steps import Steps
 from rematc.survey import Outside
-from rematc.target import target_of
+from rematc.threads import Threads
 from rematc.versions import check_torch
-
-if TYPE_CHECKING:
-    from rematc.inductor import PeakOfCode
 
 log = logging.getLogger(__name__)
 TIGHT = (
@@ -49,7 +34,7 @@ LAST = (
     "torch compiles this function no more than this once (%s): for inputs of yet another size it runs "
     "eagerly, and no budget is kept. Raise the limit, or pad to fewer sizes"
 )
-_STEPS: weakref.WeakValueDictionary[Options, Steps] = weakref.WeakValueDictionary()
+_THREADS: weakref.WeakValueDictionary[Options, Threads] = weakref.WeakValueDictionary()
 
 
 def backend(
@@ -107,16 +92,16 @@ class Backend:
     of each, and ``outside`` what is known to lie outside of it while it runs; its problem counts that too.
     """
 
-    def __init__(self, options: Options, steps: Steps | None = None) -> None:
+    def __init__(self, options: Options, threads: Threads | None = None) -> None:
         check_torch()
         self.options = options
         self.plans: list[Plan] = []
         self.problems: list[Problem] = []
         self.outside: list[Outside] = []
         # Blocks that are compiled one by one may each have a backend of their own; they are equal, and share.
-        self.steps = steps or _STEPS.get(options) or Steps(options)
-        if steps is None:
-            _STEPS[options] = self.steps
+        self.threads = threads or _THREADS.get(options) or Threads(options)
+        if threads is None:
+            _THREADS[options] = self.threads
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         """Compile one graph. An error of ours is raised by the first call of what is returned.
@@ -125,13 +110,13 @@ class Backend:
         dropped and the model run with no budget at all.
         """
         compiler = _Compiler(self, gm)
-        self.steps.unused.detach()
+        self.threads.unused.detach()
         if self.options.budget is not None and compat.versions_left() == 0:
             log.warning(LAST, compat.VERSIONS)
         try:
             if self.options.budget is None:
                 return compiler(inputs, ALONE).run
-            return self.steps.graph(compiler, inputs)
+            return self.threads.graph(compiler, inputs)
         except RematcError as e:
             return refused(e)
 
@@ -140,7 +125,7 @@ class Backend:
         """What is there before a step, as far as it is known by now."""
         there = zip(self.problems, self.outside, strict=True)
         alone = max((p.resident_bytes - outside.held_bytes for p, outside in there), default=0)
-        return self.steps.resident_bytes() if self.steps.calls.kinds else alone
+        return self.threads.resident_bytes() or alone
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Backend) and self.options == other.options
@@ -162,6 +147,10 @@ class _Compiler:
 
     def __call__(self, inputs: Any, given: Given) -> Made:
         """Compile; raises errors of ours as they are."""
+        with compat.compiling():
+            return self._compiled(inputs, given)
+
+    def _compiled(self, inputs: Any, given: Given) -> Made:
         give_way()  # what is measured on the device while compiling is no part of a step
         options, done, before = self.backend.options, list[Partitioned](), sys.exc_info()[1]
         gm = _twin(self.gm)  # compilers change what they are given
@@ -194,6 +183,10 @@ class _Compiler:
         forward_bytes, peak_of_code = done[-1].forward_bytes, done[-1].peak_of_code
         return Made(run, problem, plan, accumulated, given.others_bytes, outside, forward_bytes, peak_of_code)
 
+    def anew(self) -> _Compiler:
+        """One with plans of its own."""
+        return _Compiler(self.backend, self.gm)
+
     def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         """The backend has this plan for the graph from now on."""
         lists: tuple[list[Any], ...] = (self.backend.plans, self.backend.problems, self.backend.outside)
@@ -211,106 +204,3 @@ def _twin(gm: fx.GraphModule) -> fx.GraphModule:
         for name, value in vars(old).items():
             vars(new).setdefault(name, value)
     return twin
-
-
-@dataclass(frozen=True)
-class Partitioned:
-    """A joint graph, planned and split. The last three are as those of `Made`."""
-
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    problem: Problem
-    plan: Plan
-    outside: Outside
-    forward_bytes: int = 0
-    peak_of_code: Callable[[Plan], tuple[int, int]] | None = None
-
-
-def partitions(
-    options: Options, record: Callable[[Partitioned], object], state_bytes: int = 0, given: Given = ALONE
-) -> Callable[..., Any]:
-    """`partition` as AOTAutograd calls it."""
-
-    def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **told: Any) -> Any:
-        mark_static(joint, told)
-        done = partition(joint, num_fwd_outputs, options, state_bytes, given)
-        record(done)
-        return done.forward, done.backward
-
-    return partition_fn
-
-
-def partition(
-    joint: fx.GraphModule,
-    num_fwd_outputs: int,
-    options: Options,
-    state_bytes: int = 0,
-    given: Given = ALONE,
-    *,
-    planned: bool = False,
-) -> Partitioned:
-    """Joint graph -> problem -> plan -> forward and backward.
-
-    ``given``: what other graphs of the step leave to it. ``planned``: Inductor will compile them as planned,
-    see `rematc.inductor.compile_as_planned`.
-    """
-    folder = cache_folder()
-    target = target_of(joint, options, folder)
-    given = replace(given, outside=given.outside | of_a_loss(joint, target))
-    if given.plan is None:
-        say_if_checkpointed(joint)
-    captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
-    if options.regather:
-        problem = tightest(groups(joint), problem)
-    peak = None
-    if options.inner == "inductor":
-        from rematc.inductor import PeakOfCode
-
-        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
-    with decision(problem, options.solve) as decided:
-        posed = decided.problem
-        taken_over = next(iter(decided.plans), None)
-        known = given.plan or taken_over or plans.load(posed, options.solve, folder)
-        problem, plan = _planned(posed, options.solve, peak, known, folder)
-        decided.plans = (plan,)
-    if known is None or known is taken_over:
-        plans.keep(posed, options.solve, plan, folder)
-    if target.note:
-        plan = replace(plan, notes=(*plan.notes, target.note))
-    if options.regather:
-        agree(groups(joint), plan)
-    log.info("%s", plan.summary)
-    forward, backward = split(joint, captured, plan, num_fwd_outputs)
-    made = Partitioned(forward, backward, problem, plan, given.outside)
-    if peak:
-        return replace(made, forward_bytes=peak.forward_bytes(plan), peak_of_code=peak.above_resident)
-    return replace(made, forward_bytes=simulate(problem, plan).forward_bytes - problem.resident_bytes)
-
-
-def _planned(
-    problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None, folder: Path
-) -> tuple[Problem, Plan]:
-    """As `_fitted`; where a search has found less than is needed now, what was found then is taken."""
-    try:
-        return _fitted(problem, options, peak, known)
-    except BudgetError as e:
-        floor = plans.load_floor(problem, folder)
-        plans.keep_floor(problem, e.plan, folder)
-        if floor is None or (peak(floor) if peak else floor.peak_bytes) > e.budget_bytes:
-            raise
-        return _fitted(problem, options, peak, floor)
-
-
-def _fitted(
-    problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None
-) -> tuple[Problem, Plan]:
-    """The plan, and the problem with what was learned of its code; ``known`` if there is one, and it fits."""
-    if peak is not None:
-        if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
-            known = min_cut(problem)
-            known = gathered_again(problem, known) if shared(problem.graph) else known
-        fitted = fit(problem, options, peak, known)
-        return fitted.problem, fitted.plan
-    plan = judged(problem, known) if known else solve(problem, options)
-    validate(problem, plan)
-    return problem, plan

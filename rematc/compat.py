@@ -257,6 +257,18 @@ def versions_left() -> int | None:
     return int(torch._dynamo.config.recompile_limit - compiled.frame_compile_id - 1)
 
 
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Inside, no other thread compiles: AOTAutograd and Inductor rely on Dynamo's lock.
+
+    Others may run compiled code meanwhile, as under Dynamo: torch refuses it where it just traces.
+    """
+    from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock, mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+        yield
+
+
 def inductor(gm: fx.GraphModule, inputs: Any, *, partitioner: Any, compiler: Any) -> Callable[..., Any]:
     """Inductor with ``partitioner`` as its custom partitioner, and ``compiler`` in place of `compile_graph`.
 
@@ -369,7 +381,7 @@ def lowered(
     output.meta["user_visible_output_idxs"] = []
     known = mock.patch.object(graph, "get_donated_idxs", return_value=list(donated))
     stopped = mock.patch.object(graph.GraphLowering, "compile_to_module", stop)
-    with suppress(Stop), config.patch(fx_graph_cache=False), known, stopped:
+    with compiling(), suppress(Stop), config.patch(fx_graph_cache=False), known, stopped:
         compile_graph(twin, list(inputs), static_input_idxs=[], **settings)
     return found[0]
 

@@ -66,6 +66,9 @@ class Compile(Protocol):
     def __call__(self, inputs: Any, given: Given) -> Made:
         """Compile it as ``given``."""
 
+    def anew(self) -> Compile:
+        """Another, for the same graph where it runs beside this one: its plans are its own."""
+
     def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         """This is its plan from now on, and what is outside of it."""
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import fx
 
 from rematc import compat
-from rematc.backend import Partitioned, partition
 from rematc.compiled import ALONE, Given
 from rematc.options import Budget, Options, SolveOptions
+from rematc.partition import Partitioned, partition
 from rematc.passes import mark_static
 from rematc.plan import Plan
 

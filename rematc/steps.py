@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rematc import compat
 from rematc.calls import Call
 from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
@@ -37,11 +35,6 @@ OUTSIDE = (
     "loss. That is planned for from the next step on; if the loss is compiled with the model, it takes less"
 )
 
-UNUSED = (
-    "nothing was compiled by rematc.backend(budget=%r), so no budget was kept. Torch compiles the code of a "
-    "model, but not torch.nn's own modules where DDP, say, wraps them: there DDP(torch.compile(model)); nor "
-    "code with an nn.RNN, nn.GRU or nn.LSTM in it, unless %s is set"
-)
 LEFT = (
     "%s of results of the last step are still there when the next one begins, and are planned for: less is "
     "recomputed if they are deleted before, or if the step is a function that does not return them"
@@ -66,28 +59,21 @@ class Steps:
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
         self.said_eager = False
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
-        self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget, compat.RECURRENT)
-        if options.budget is None:
-            self.unused.detach()
         self.surveys = Surveys(self._count_outside)
 
-    def graph(self, compile: Compile, inputs: Any) -> Callable[..., Any]:
-        """Compile a graph that Dynamo found; what is returned runs it forward."""
+    def graph(self, compile: Compile, inputs: Any) -> Compiled:
+        """Compile a graph that was found while a step runs."""
         self.surveys.pause()
-        graph = Compiled(compile, self._first(compile, inputs))
+        return Compiled(compile, self._first(compile, inputs))
 
-        def forward(*args: Any) -> Any:
-            # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
-            if graph.made.plan is None or compat.is_in_backward() or any(map(compat.is_fake, args)):
-                return graph.made.run(*args)
-            self.surveys.pause()
-            self._begin(graph, args)
-            results = graph.made.run(*args)
-            gradients = graph.gradients_of(args)
-            self.surveys.follow(self.calls.ran(graph, args, results, graph.use.kept_bytes, gradients))
-            return results
-
-        return forward
+    def run(self, graph: Compiled, args: tuple[Any, ...]) -> Any:
+        """Run it forward, by a plan that fits into the step."""
+        self.surveys.pause()
+        self._begin(graph, args)
+        results = graph.made.run(*args)
+        gradients = graph.gradients_of(args)
+        self.surveys.follow(self.calls.ran(graph, args, results, graph.use.kept_bytes, gradients))
+        return results
 
     def _first(self, compile: Compile, inputs: Any) -> Made:
         """A graph that was just found is compiled with what the running step keeps by now."""

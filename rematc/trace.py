@@ -14,10 +14,10 @@ import torch
 from torch import fx, nn
 
 from rematc import compat
-from rematc.backend import partition
 from rematc.capture import Capture
 from rematc.errors import CaptureError
 from rematc.options import Options
+from rematc.partition import partition
 from rematc.passes import mark_static
 from rematc.plan import Plan
 from rematc.pose import pose

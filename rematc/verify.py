@@ -17,7 +17,7 @@ from rematc.errors import CaptureError, format_bytes
 from rematc.measure import measure
 from rematc.options import Budget
 from rematc.plan import Plan
-from rematc.steps import Steps
+from rematc.threads import Threads
 from rematc.trace import arguments, step_of
 
 Gradients = dict[str, Tensor | None]
@@ -130,8 +130,8 @@ class _Own(Backend):
     """Equal to no other: what was compiled before, for an equal backend, is no proof of anything."""
 
     def __init__(self, asked: Backend) -> None:
-        asked.steps.unused.detach()  # this is the one to be used
-        super().__init__(asked.options, Steps(asked.options))
+        asked.threads.unused.detach()  # this is the one to be used
+        super().__init__(asked.options, Threads(asked.options))
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -65,7 +65,7 @@ def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch  # only when a test asks for it: most need no torch
 
     home = importlib.import_module("rematc.backend")
-    monkeypatch.setattr(home, "_STEPS", weakref.WeakValueDictionary())
+    monkeypatch.setattr(home, "_THREADS", weakref.WeakValueDictionary())
     monkeypatch.setattr("rematc.meters._Profiler.was_taken", False)
     torch._dynamo.reset()
     yield

@@ -79,7 +79,7 @@ def test_a_plan_that_costs_more_than_a_forward_pass_is_warned_of(caplog: pytest.
 def test_a_plan_that_is_only_the_greedy_one_is_warned_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["rematc.backend"]
+    module = sys.modules["rematc.partition"]
     monkeypatch.setattr(
         module, "solve", lambda problem, _: solver._fallen_back(save_all(problem.with_budget(None)))
     )
@@ -98,7 +98,7 @@ def test_a_refusal_that_is_being_handled_is_not_taken_for_the_cause_of_another_e
     try:
         torch.compile(net(), backend=eager(1000))(batch())
     except rematc.BudgetError as e:
-        monkeypatch.setattr(sys.modules["rematc.backend"], "partition", broken)
+        monkeypatch.setattr(sys.modules["rematc.partition"], "partition", broken)
         with pytest.raises(Exception, match="of somebody else"):
             torch.compile(net(), backend=eager(e.minimum_bytes))(batch())
     else:

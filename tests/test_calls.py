@@ -156,7 +156,7 @@ def test_results_that_somebody_holds_are_counted_and_end_no_sharing(
     measured = kept + peak(model, run)
     assert measured <= max(plan.peak_bytes for plan in backend.plans) <= budget
     assert held.grad_fn is not None
-    assert len(backend.steps.calls.running) == (1 if how == "one graph" else 4)
+    assert len(backend.threads.steps[0].calls.running) == (1 if how == "one graph" else 4)
 
 
 def test_what_is_held_is_planned_for_anew_only_where_there_is_no_room(
@@ -210,7 +210,7 @@ def test_a_forward_pass_that_failed_is_no_step() -> None:
             fails(batch())
         step_of(model, run)()
     assert peak(model, run) <= budget
-    assert {len(kind.calls) for kind in backend.steps.calls.kinds.values()} == {4}
+    assert {len(kind.calls) for kind in backend.threads.steps[0].calls.kinds.values()} == {4}
 
 
 class TwoViews(nn.Module):
@@ -231,8 +231,8 @@ def test_a_result_that_is_a_view_of_another_belongs_to_the_same_call() -> None:
     run = torch.compile(model, backend=backend)
     for _ in range(3):
         _, view = run(batch())
-        assert [call.is_open for call in backend.steps.calls.running] == [True]
+        assert [call.is_open for call in backend.threads.steps[0].calls.running] == [True]
         view.sum().backward()
-        assert [call.is_open for call in backend.steps.calls.running] == [False]
+        assert [call.is_open for call in backend.threads.steps[0].calls.running] == [False]
     expected = torch.autograd.grad(model(batch())[1].sum(), model.line.bias)[0]
     torch.testing.assert_close(model.line.bias.grad, 3 * expected)

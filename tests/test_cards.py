@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rematc.backend import partition
 from rematc.cards import cards
 from rematc.costs import Prices, Rates, rates_of_card
 from rematc.errors import OptionError
 from rematc.explain import main
 from rematc.options import Options
+from rematc.partition import partition
 from tests.joints import joint_of
 from tests.test_costs import leaf, ops_of
 

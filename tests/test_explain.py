@@ -48,7 +48,7 @@ def quick(problem: Problem, options: SolveOptions) -> Plan:
 
 def solve_by(solver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Put ``solver`` in the solver's place, wherever it is called from."""
-    for room in ("rematc.backend", "rematc.fit"):
+    for room in ("rematc.partition", "rematc.fit"):
         monkeypatch.setattr(sys.modules[room], "solve", solver)
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from rematc.backend import Partitioned, partition
 from rematc.capture import Capture
 from rematc.errors import BudgetError, ProblemError
 from rematc.options import Options
+from rematc.partition import Partitioned, partition
 from rematc.pose import pose
 from rematc.problem import Problem
 from rematc.solve import solve

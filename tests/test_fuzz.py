@@ -86,7 +86,7 @@ def assert_same_bits(program: Program, backend: Any, *, loss_inside: bool = Fals
 
 def recomputes_all(program: Program) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        module = importlib.import_module("rematc.backend")
+        module = importlib.import_module("rematc.partition")
         patch.setattr(module, "solve", lambda problem, options: recompute_all(problem))
         assert_same_bits(program, rematc.backend(None, inner="eager", costs="roofline"))
 

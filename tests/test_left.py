@@ -96,7 +96,7 @@ def test_a_gradient_that_one_graph_hands_to_another_is_counted_once() -> None:
     there = sum(t.nbytes for t in (*model.parameters(), x, labels))
     measured = there + measure(step).peak_bytes
     assert measured <= max(plan.peak_bytes for plan in backend.plans) <= 1.01 * measured
-    (kind,) = backend.steps.calls.kinds.values()
+    (kind,) = backend.threads.steps[0].calls.kinds.values()
     assert [kind.twice_bytes(turn) for turn in (0, 1)] == [0, 4 * 512 * len(x)]
 
 

@@ -179,7 +179,7 @@ def test_the_plan_of_any_strategy_needs_what_the_simulation_says(
     case = ZOO["llama"]()
     backend = rematc.backend(None, inner="eager")
     limited = (floor + top) // 2
-    module = sys.modules["rematc.backend"]
+    module = sys.modules["rematc.partition"]
     monkeypatch.setattr(module, "solve", lambda p, o: solver(p.with_budget(limited), o))
     run = compiled(case, backend)
     assert same_bits(state_after(case, run), expected)

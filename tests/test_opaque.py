@@ -297,7 +297,7 @@ def test_no_plan_runs_a_collective_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     backends = [eager("1GB"), eager(tight.options.budget), rematc.backend(None, inner="eager")]
     for n, backend in enumerate(backends):
         if n == 2:  # whatever can be is recomputed
-            home = importlib.import_module("rematc.backend")
+            home = importlib.import_module("rematc.partition")
             monkeypatch.setattr(home, "solve", lambda problem, _: recompute_all(problem))
         found = collectives_of_a_step(Around(summed), backend)
         assert found == {"all_reduce": 2, "wait_tensor": 2}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 
 import rematc
-from rematc.backend import Partitioned, partition
 from rematc.capture import SNAPSHOT, capture
 from rematc.options import Options
+from rematc.partition import Partitioned, partition
 from rematc.passes import canonicalize, split
 from rematc.passes.replay import STEP
 from rematc.plan import Plan

@@ -69,7 +69,7 @@ def test_a_budget_that_a_refusal_named_is_kept_though_the_search_finds_nothing(
         torch.compile(net(), backend=rematc.backend(1, inner=inner))(batch())
     least = refused.value.minimum_bytes
     torch._dynamo.reset()
-    module = importlib.import_module("rematc.backend")
+    module = importlib.import_module("rematc.partition")
     asked = {"eager": "solve", "inductor": "fit"}[inner]
     original = getattr(module, asked)
 
@@ -188,7 +188,7 @@ def test_a_second_start_solves_nothing(inner: str, tmp_path: Path, monkeypatch: 
     def fail(*_: object, **__: object) -> Plan:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr(importlib.import_module("rematc.backend"), "solve", fail)
+    monkeypatch.setattr(importlib.import_module("rematc.partition"), "solve", fail)
     monkeypatch.setattr("rematc.fit.solve", fail)
     second = trained()
     assert (second.saved, second.backward, second.cost_ns, second.gap) == (

@@ -76,7 +76,7 @@ def test_random_numbers_are_drawn_once_and_the_generator_moves_on_as_ever(name: 
 
 def test_under_inductor_they_are_drawn_again_from_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stays is not kept: Inductor draws it in the kernel that it is for."""
-    module = importlib.import_module("rematc.backend")
+    module = importlib.import_module("rematc.partition")
     monkeypatch.setattr(module, "solve", lambda problem, options: recompute_all(problem))
     case = Case(lambda: Noisy(nn.Dropout(0.3)), "gt")
     backend = rematc.backend(None, costs="roofline")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,67 @@ def test_threads_that_compile_different_models_at_once_train_as_each_alone(
         kept = plans.load(problem, each.backend.options.solve, folder)
         assert kept is not None and (kept.saved, kept.backward) == (plan.saved, plan.backward)
     assert_whole(folder, caplog)
+
+
+class Sharing:
+    """One function and one backend for several threads, each with a model of its own."""
+
+    def __init__(self, depths: tuple[int, ...], backend: Any) -> None:
+        self.run = torch.compile(lambda model, x: model(x).square().mean(), backend=backend)
+        self.models = [Trained(depth, 1).model for depth in depths]
+        self.gradients: list[list[Tensor]] = [[] for _ in depths]
+
+    def train(self, number: int, steps: int = 3) -> None:
+        """Gradients, which no thread writes where another does."""
+        model = self.models[number]
+        for _ in range(steps):
+            self.gradients[number] += torch.autograd.grad(self.run(model, batch()), list(model.parameters()))
+
+
+@pytest.mark.parametrize("depths", [(2, 2), (2, 3)], ids=["one graph", "two graphs"])
+def test_threads_that_share_a_backend_train_as_each_alone(depths: tuple[int, ...]) -> None:
+    alone = Sharing(depths, "aot_eager")
+    for number in range(len(depths)):
+        alone.train(number)
+    budget_bytes = max(map(least, depths)) * 11 // 10
+    backend = eager(budget_bytes)
+    sharing = Sharing(depths, backend)
+    in_threads([partial(sharing.train, number) for number in range(len(depths))])
+    assert all(map(same_bits, sharing.gradients, alone.gradients))
+    assert backend.plans and max(plan.cost_ns for plan in backend.plans) > 0
+    assert max(plan.peak_bytes for plan in backend.plans) <= budget_bytes
+
+
+def of_threads(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "rematc.threads"]
+
+
+def test_steps_that_are_open_at_once_in_two_threads_are_planned_apart_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    budget_bytes = least(2) * 11 // 10
+    backend = eager(budget_bytes)
+    sharing = Sharing((2, 2), backend)
+    losses: dict[int, Tensor] = {}
+
+    def forward(number: int) -> None:
+        losses[number] = sharing.run(sharing.models[number], batch())
+
+    def backward(number: int) -> None:
+        losses.pop(number).backward()
+
+    for phase in (forward, backward, forward, backward):  # one thread after the other
+        for number in range(2):
+            in_threads([partial(phase, number)])
+    assert len(backend.plans) == 2
+    assert [message.partition(":")[0] for message in of_threads(caplog)] == [
+        f"2 threads train at the same time by rematc.backend(budget={budget_bytes!r})"
+    ]
+
+
+def test_threads_that_train_in_turns_share_the_steps_of_one(caplog: pytest.LogCaptureFixture) -> None:
+    backend = eager(least(2) * 11 // 10)
+    sharing = Sharing((2,), backend)
+    for _ in range(3):
+        in_threads([partial(sharing.train, 0)])
+    assert len(backend.plans) == 1 and not of_threads(caplog)

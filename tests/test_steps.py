@@ -22,8 +22,8 @@ from rematc.options import Options
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged
-from rematc.steps import Steps
 from rematc.survey import Outside
+from rematc.threads import Threads
 from tests.blocks import Model, batch, count_compiles, gradients, made, one_node, peak, resident, step_of
 from tests.graphs import chain
 
@@ -215,7 +215,7 @@ class Pretended:
 def pretended_steps(
     budget: int, more: Callable[[Plan], int], steps: int = 6, first: Callable[[Problem], Plan] = save_all
 ) -> list[Pretended]:
-    shared = Steps(Options(budget))
+    shared = Threads(Options(budget))
     graphs = [Pretended(16, budget, more, first) for _ in range(2)]
     runs = [shared.graph(graph, []) for graph in graphs]
     for _ in range(steps):

@@ -1,0 +1,138 @@
+"""`partition`: a joint graph is posed as a problem, planned, and split into a forward and a backward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from rematc import plans
+from rematc.baselines import min_cut
+from rematc.cache import cache_folder
+from rematc.compiled import ALONE, Given
+from rematc.errors import BudgetError
+from rematc.fit import fit
+from rematc.options import Options, SolveOptions
+from rematc.passes import mark_static, split
+from rematc.passes.gathered import groups
+from rematc.plan import Plan
+from rematc.pose import of_a_loss, pose, say_if_checkpointed
+from rematc.problem import Problem
+from rematc.ranks import agree, decision, tightest
+from rematc.regather import gathered_again, shared
+from rematc.simulate import judged, simulate, validate
+from rematc.solve import solve
+from rematc.survey import Outside
+from rematc.target import target_of
+
+if TYPE_CHECKING:
+    from rematc.inductor import PeakOfCode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A joint graph, planned and split. The last three are as those of `Made`."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    problem: Problem
+    plan: Plan
+    outside: Outside
+    forward_bytes: int = 0
+    peak_of_code: Callable[[Plan], tuple[int, int]] | None = None
+
+
+def partitions(
+    options: Options, record: Callable[[Partitioned], object], state_bytes: int = 0, given: Given = ALONE
+) -> Callable[..., Any]:
+    """`partition` as AOTAutograd calls it."""
+
+    def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **told: Any) -> Any:
+        mark_static(joint, told)
+        done = partition(joint, num_fwd_outputs, options, state_bytes, given)
+        record(done)
+        return done.forward, done.backward
+
+    return partition_fn
+
+
+def partition(
+    joint: fx.GraphModule,
+    num_fwd_outputs: int,
+    options: Options,
+    state_bytes: int = 0,
+    given: Given = ALONE,
+    *,
+    planned: bool = False,
+) -> Partitioned:
+    """Joint graph -> problem -> plan -> forward and backward.
+
+    ``given``: what other graphs of the step leave to it. ``planned``: Inductor will compile them as planned,
+    see `rematc.inductor.compile_as_planned`.
+    """
+    folder = cache_folder()
+    target = target_of(joint, options, folder)
+    given = replace(given, outside=given.outside | of_a_loss(joint, target))
+    if given.plan is None:
+        say_if_checkpointed(joint)
+    captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
+    if options.regather:
+        problem = tightest(groups(joint), problem)
+    peak = None
+    if options.inner == "inductor":
+        from rematc.inductor import PeakOfCode
+
+        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
+    with decision(problem, options.solve) as decided:
+        posed = decided.problem
+        taken_over = next(iter(decided.plans), None)
+        known = given.plan or taken_over or plans.load(posed, options.solve, folder)
+        problem, plan = _planned(posed, options.solve, peak, known, folder)
+        decided.plans = (plan,)
+    if known is None or known is taken_over:
+        plans.keep(posed, options.solve, plan, folder)
+    if target.note:
+        plan = replace(plan, notes=(*plan.notes, target.note))
+    if options.regather:
+        agree(groups(joint), plan)
+    log.info("%s", plan.summary)
+    forward, backward = split(joint, captured, plan, num_fwd_outputs)
+    made = Partitioned(forward, backward, problem, plan, given.outside)
+    if peak:
+        return replace(made, forward_bytes=peak.forward_bytes(plan), peak_of_code=peak.above_resident)
+    return replace(made, forward_bytes=simulate(problem, plan).forward_bytes - problem.resident_bytes)
+
+
+def _planned(
+    problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None, folder: Path
+) -> tuple[Problem, Plan]:
+    """As `_fitted`; where a search has found less than is needed now, what was found then is taken."""
+    try:
+        return _fitted(problem, options, peak, known)
+    except BudgetError as e:
+        floor = plans.load_floor(problem, folder)
+        plans.keep_floor(problem, e.plan, folder)
+        if floor is None or (peak(floor) if peak else floor.peak_bytes) > e.budget_bytes:
+            raise
+        return _fitted(problem, options, peak, floor)
+
+
+def _fitted(
+    problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None
+) -> tuple[Problem, Plan]:
+    """The plan, and the problem with what was learned of its code; ``known`` if there is one, and it fits."""
+    if peak is not None:
+        if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
+            known = min_cut(problem)
+            known = gathered_again(problem, known) if shared(problem.graph) else known
+        fitted = fit(problem, options, peak, known)
+        return fitted.problem, fitted.plan
+    plan = judged(problem, known) if known else solve(problem, options)
+    validate(problem, plan)
+    return problem, plan
