@@ -65,11 +65,13 @@ def _same_layout(grad: torch.Tensor, param: torch.Tensor) -> bool:
 def optimizer_bytes(optimizer: Any, inputs: list[Any]) -> int:
     """Bytes of the state that ``optimizer`` will hold after its first step and does not hold yet.
 
-    ``optimizer`` is an instance, or a function that makes one from the parameters among ``inputs``.
-    It is run on tensors without memory; yours is not touched. Raises `OptionError` if that fails.
+    ``optimizer`` is an instance, in a wrapper of a framework's or not, or a function that makes one from the
+    parameters among ``inputs``. It is run on tensors without memory; yours is not touched. Raises `OptionError`
+    if that fails.
     """
     if optimizer is None:
         return 0
+    optimizer = _unwrapped(optimizer)
     is_made = hasattr(optimizer, "param_groups")
     held = _state_bytes(optimizer) if is_made and _on_cuda(optimizer) else 0
     with compat.fake_tensors():
@@ -106,6 +108,13 @@ def gradient_bytes(leaves: Iterable[Any], accumulate: bool | None) -> int:
     there = {p for p in wanted if p.grad is not None}
     counted = [p for p in (wanted if accumulate else there) if not (p in there and p.is_cuda)]
     return sum(p.numel() * p.element_size() for p in counted)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Frameworks (Accelerate, Lightning) put an optimizer into one of theirs, which can't be made anew."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _twin(optimizer: Any) -> Any:
