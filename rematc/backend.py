@@ -133,6 +133,14 @@ class Backend:
     def __hash__(self) -> int:
         return hash(self.options)
 
+    def __deepcopy__(self, _: object) -> Backend:
+        """Itself: Lightning copies what ``torch.compile`` is given, and the plans are to be found here."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process has plans of its own."""
+        return Backend, (self.options,)
+
     def __repr__(self) -> str:
         return f"rematc.backend(budget={self.options.budget!r}, inner={self.options.inner!r})"
 

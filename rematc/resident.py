@@ -66,8 +66,8 @@ def optimizer_bytes(optimizer: Any, inputs: list[Any]) -> int:
     """Bytes of the state that ``optimizer`` will hold after its first step and does not hold yet.
 
     ``optimizer`` is an instance, in a wrapper of a framework's or not, or a function that makes one from the
-    parameters among ``inputs``. It is run on tensors without memory; yours is not touched. Raises `OptionError`
-    if that fails.
+    parameters among ``inputs``. It is run on tensors without memory; yours is not touched. Raises
+    `OptionError` if that fails.
     """
     if optimizer is None:
         return 0

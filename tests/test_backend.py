@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -301,3 +303,12 @@ def test_a_budget_for_which_nothing_was_compiled_is_told_of(caplog: pytest.LogCa
     gc.collect()
     said = [message for message in caplog.messages if "no budget was kept" in message]
     assert len(said) == 1 and "'3MB'" in said[0]
+
+
+def test_a_backend_is_copied_as_frameworks_do_and_pickled() -> None:
+    backend = eager("2GB", reserve=1)
+    model = net()
+    gradients(model, torch.compile(model, backend=copy.deepcopy({"backend": backend})["backend"]))
+    assert len(backend.plans) == 1
+    other = pickle.loads(pickle.dumps(backend))
+    assert other == backend and not other.plans
