@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
+from torch.profiler import ProfilerActivity, profile
 
 import rematc
 from rematc.measure import measure
 from rematc.options import Inner
 
 WIDTH, ROWS, BLOCKS = 128, 512, 4
+WHOLE = 4 * WIDTH * WIDTH  # elements of a weight
 MICROBATCHES = 8
 Found = dict[str, Any]
 
@@ -73,7 +76,6 @@ class Way(ABC):
     rows = ROWS
     inner: Inner = "eager"
     regather = False
-    reserve_bytes = 0  # for each rank before this one
 
     def __init__(self, backend: Any) -> None:
         self.x = torch.randn(self.rows, WIDTH, generator=torch.Generator().manual_seed(self.seed))
@@ -83,6 +85,11 @@ class Way(ABC):
     def seed(self) -> int:
         """Of this rank's batch."""
         return dist.get_rank()
+
+    @classmethod
+    def reserve_bytes(cls, rank: int, count: int) -> int:
+        """For what lies outside of the graphs of a rank: on a CPU nobody counts it."""
+        return 0
 
     @abstractmethod
     def built(self, backend: Any) -> Callable[..., Any]:
@@ -111,13 +118,30 @@ class Ddp(Way):
 
 
 class Fsdp(Way):
+    """Blocks are compiled one by one, and gathered outside of their graphs: the next one beside the last."""
+
+    @classmethod
+    def reserve_bytes(cls, rank: int, count: int) -> int:
+        return 2 * _bytes(list(Block().parameters()))
+
     def built(self, backend: Any) -> Callable[..., Any]:
         self.model = Net()
         for block in self.model.blocks:
             block.compile(backend=backend)
+        return self.sharded()
+
+    def sharded(self) -> nn.Module:
+        for block in self.model.blocks:  # type: ignore[union-attr]
             fully_shard(block, mesh=mesh())
-        fully_shard(self.model, mesh=mesh())
-        return self.model
+        return fully_shard(self.model, mesh=mesh())
+
+
+class FsdpOfTheWhole(Fsdp):
+    """Torch breaks the graph around each block."""
+
+    def built(self, backend: Any) -> Callable[..., Any]:
+        self.model = Net()
+        return torch.compile(self.sharded(), backend=backend)
 
 
 class Gather(nn.Module):
@@ -131,8 +155,7 @@ class Gather(nn.Module):
 class Sharded(Way):
     """The graph itself gathers the weights, and scatters their gradients."""
 
-    rows = ROWS // 2  # so that no activation is as large as a weight
-    whole = 4 * WIDTH * WIDTH
+    rows = ROWS // 2
 
     def built(self, backend: Any) -> Callable[..., Any]:
         self.model = Net()
@@ -152,7 +175,10 @@ class Regathered(Sharded):
     """Plans gather as often as they like; one rank has less room than the others."""
 
     regather = True
-    reserve_bytes = 4096
+
+    @classmethod
+    def reserve_bytes(cls, rank: int, count: int) -> int:
+        return 4096 * rank
 
 
 class RegatheredUnderInductor(Regathered):
@@ -176,6 +202,11 @@ class Pipeline(Way):
     """Each rank has a graph of its own, and several forward passes are open at once."""
 
     seed, rows = 0, MICROBATCHES * ROWS
+
+    @classmethod
+    def reserve_bytes(cls, rank: int, count: int) -> int:
+        """The last rank has the targets of all batches; here each has the inputs, which the first reads."""
+        return 4 * cls.rows * WIDTH * ((rank > 0) + (rank == count - 1))
 
     def built(self, backend: Any) -> Callable[..., Any]:
         rank, count = dist.get_rank(), dist.get_world_size()
@@ -203,6 +234,7 @@ class Pipeline(Way):
 WAYS: dict[str, type[Way]] = {
     "ddp": Ddp,
     "fsdp": Fsdp,
+    "fsdp, whole": FsdpOfTheWhole,
     "sharded": Sharded,
     "sharded, inductor": ShardedUnderInductor,
     "regathered": Regathered,
@@ -231,23 +263,39 @@ def train(rank: int, count: int, folder: str, budgets: dict[str, int]) -> None:
 
 
 def _trained(kind: type[Way], budget: int) -> Found:
-    plain, _ = _after_steps(kind, "aot_eager")
+    plain, reference = _after_steps(kind, "aot_eager")
+    plain_collectives = _collectives(reference)
     backend = rematc.backend(
         budget,
         inner=kind.inner,
-        reserve=kind.reserve_bytes * dist.get_rank(),
+        reserve=kind.reserve_bytes(dist.get_rank(), dist.get_world_size()),
         time_limit_s=2.0,
         costs="measured",
         measure_s=0.5,
         regather=kind.regather,
     )
     gradients, way = _after_steps(kind, backend)
+    collectives = _collectives(way)
     plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
     found = {"gradients": gradients, "plain": plain, "expected": way.expected(), "plans": plans}
     way.model.zero_grad()
     peak_bytes = _bytes([way.x, *way.model.parameters()]) + measure(way.step).peak_bytes
-    saved = _saved(kind, budget) if issubclass(kind, Sharded) else []
-    return {**found, "peak_bytes": peak_bytes, "saved": saved}
+    saved = _saved(kind, budget) if issubclass(kind, (Fsdp, Sharded)) else []
+    return {
+        **found,
+        "peak_bytes": peak_bytes,
+        "saved": saved,
+        "collectives": (collectives, plain_collectives),
+    }
+
+
+def _collectives(way: Way) -> Counter[str]:
+    """How often a step calls each. None may be under way when the profile ends: the ranks end it together."""
+    way.model.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        way.step()
+        dist.barrier()
+    return Counter(e.key for e in profiled.events() if "gloo" in e.key or "c10d" in e.key)
 
 
 def _bytes(given: list[Any]) -> int:
@@ -257,17 +305,21 @@ def _bytes(given: list[Any]) -> int:
 
 
 def _saved(kind: type[Way], budget: int) -> list[int]:
-    """Elements of each tensor that is kept for the backward pass."""
+    """Elements of each tensor that is kept for the backward pass; FSDP lets go of what it has gathered.
+
+    The batch is so small that no activation is as large as a weight.
+    """
     torch._dynamo.reset()
-    way, found = kind(rematc.backend(budget, inner=kind.inner, regather=kind.regather)), list[int]()
+    way, found = kind(rematc.backend(budget, inner=kind.inner, regather=kind.regather)), list[Tensor]()
 
     def pack(tensor: Tensor) -> Tensor:
-        found.append(tensor.numel())
+        found.append(tensor)
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        way.run(way.x)
-    return found
+        loss = way.run(way.x[: ROWS // 2])
+    assert loss.requires_grad
+    return [t.numel() for t in found if t.untyped_storage().nbytes()]
 
 
 def _after_steps(kind: type[Way], backend: Any) -> tuple[list[Tensor], Way]:
