@@ -188,8 +188,8 @@ class _Compiler:
             log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
         problem, outside = done[-1].problem, done[-1].outside
         self.record(problem, plan, outside)
-        forward_bytes, peak_of_code = done[-1].forward_bytes, done[-1].peak_of_code
-        return Made(run, problem, plan, accumulated, given.others_bytes, outside, forward_bytes, peak_of_code)
+        code = done[-1].code
+        return Made(run, problem, plan, accumulated, given.others_bytes, outside, code)
 
     def anew(self) -> _Compiler:
         """One with plans of its own."""

@@ -318,8 +318,12 @@ def is_retained() -> bool:
 
 
 def write_out(node: fx.Node) -> None:
-    """Have Inductor write the value of an FX node, not compute it anew in each kernel that reads it."""
-    node.meta["inductor_realize_to_strides"] = True
+    """Have Inductor write the value of an FX node, not compute it anew in each kernel that reads it.
+
+    It looks for the tensor that is to be written, which ops that only check something do not have.
+    """
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        node.meta["inductor_realize_to_strides"] = True
 
 
 @contextmanager

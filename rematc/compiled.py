@@ -14,7 +14,7 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.ranks import decision
-from rematc.share import Use, use_of
+from rematc.share import Taken, Use, use_of
 from rematc.storages import tensors
 from rematc.survey import Outside
 
@@ -26,8 +26,7 @@ class Made:
     """What compiling made of a graph. One without a backward pass has neither problem nor plan.
 
     Of what was counted as resident, ``accumulated_bytes`` are gradients of earlier steps, ``others_bytes`` is
-    what other calls keep; ``outside`` was counted too. ``forward_bytes``: what the forward pass alone needs.
-    ``peak_of_code``: what the code of another plan would need, and its forward pass alone, resident not
+    what other calls keep; ``outside`` was counted too. ``code`` says what that of a plan takes, resident not
     included; None where that is what the graph says.
     """
 
@@ -37,8 +36,7 @@ class Made:
     accumulated_bytes: int = 0
     others_bytes: int = 0
     outside: Outside = NOTHING
-    forward_bytes: int = 0
-    peak_of_code: Callable[[Plan], tuple[int, int]] | None = None
+    code: Callable[[Plan], Taken] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,10 @@ class Compiled:
     def use(self) -> Use:
         """Of the plan that it runs by."""
         use = use_of(self.problem, self.plan)
-        return self._with_others(replace(use, forward_bytes=self.made.forward_bytes))
+        if self.made.code is not None:
+            _, forward_bytes, kept_bytes = self.made.code(self.plan)
+            use = replace(use, forward_bytes=forward_bytes, kept_bytes=kept_bytes)
+        return self._with_others(use)
 
     @property
     def uses(self) -> list[Use]:
@@ -156,7 +157,7 @@ class Compiled:
         self.is_chosen = False
         if self.options:
             return
-        more, exact = self.problem.lowering_bytes, self.made.peak_of_code is None
+        more, exact = self.problem.lowering_bytes, self.made.code is None
         alone = replace(
             self.problem, resident_bytes=0, budget_bytes=None, lowering_bytes=0, meanwhile_bytes=0
         )
@@ -172,10 +173,9 @@ class Compiled:
         option = self.options[number - 1] if number else None
         if option is None or option.is_lowered:
             return False
-        assert self.made.peak_of_code is not None
+        assert self.made.code is not None
         before, option.is_lowered = option.use, True
-        peak_bytes, forward_bytes = self.made.peak_of_code(option.plan)
-        option.use = replace(before, peak_bytes=peak_bytes, forward_bytes=forward_bytes)
+        option.use = replace(before, **self.made.code(option.plan)._asdict())
         return option.use != before
 
     def choose(self, number: int, args: tuple[Any, ...], resident_bytes: int) -> None:

@@ -22,6 +22,7 @@ from rematc.passes.replay import STEP
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.rehearse import Rehearsal
+from rematc.share import Taken
 from rematc.storages import fake_mode_of
 from rematc.target import Target
 from rematc.versions import holds_tangents
@@ -143,9 +144,8 @@ class PeakOfCode:
     """What Inductor's code for a plan needs, in bytes, resident included: ``PeakOfCode(...)(plan)``.
 
     ``planned``: it is compiled by `compile_as_planned`. What forward returns to the
-    caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known``
-    has the workspace of each call of a ready-made kernel that was measured so far, ``in_forward`` what the
-    forward pass alone needs, by plan.
+    caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known`` has
+    the workspace of each call of a ready-made kernel that was measured so far, ``found`` what plans take.
     """
 
     joint: fx.GraphModule
@@ -155,21 +155,21 @@ class PeakOfCode:
     target: Target
     planned: bool
     known: dict[Hashable, int] = field(default_factory=dict)
-    in_forward: dict[Hashable, int] = field(default_factory=dict)
+    found: dict[Hashable, Taken] = field(default_factory=dict)
 
     def __call__(self, plan: Plan) -> int:
         """What its code needs, resident included."""
-        return self.problem.resident_bytes + self.above_resident(plan)[0]
+        return self.problem.resident_bytes + self.above_resident(plan).peak_bytes
 
-    def forward_bytes(self, plan: Plan) -> int:
-        """What the forward pass needs of a plan that was lowered before, resident not included."""
-        return self.in_forward[plan.saved, plan.backward]
+    def above_resident(self, plan: Plan) -> Taken:
+        """The same, resident not included, and what is taken in forward and kept after it."""
+        key = plan.saved, plan.backward
+        if key not in self.found:
+            self.found[key] = self._rehearsed(plan)
+        return self.found[key]
 
-    def above_resident(self, plan: Plan) -> tuple[int, int]:
-        """Lower both graphs of ``plan`` and rehearse their code.
-
-        What it needs, and what its forward pass alone does, resident not included.
-        """
+    def _rehearsed(self, plan: Plan) -> Taken:
+        """Lower both graphs of ``plan`` and rehearse their code."""
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
         inputs = _inputs(forward)
         with fake_mode_of(inputs):
@@ -177,8 +177,7 @@ class PeakOfCode:
             code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
             in_forward = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls))
-            self.in_forward[plan.saved, plan.backward] = in_forward
-            between_bytes = rehearsal.live_bytes + self.problem.meanwhile_bytes
+            kept_bytes = rehearsal.live_bytes
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
             tangents = _inputs(backward)[len(saved) :]
             rehearsal.hold([t for t in tangents if holds_tangents() or t.dim() == 0])
@@ -188,7 +187,8 @@ class PeakOfCode:
             rehearsal.play(code, [*saved, *tangents])
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         in_calls = self._while_called(rehearsal.calls)
-        return max(rehearsal.peak_bytes, in_calls, between_bytes, end_bytes), in_forward
+        between_bytes = kept_bytes + self.problem.meanwhile_bytes
+        return Taken(max(rehearsal.peak_bytes, in_calls, between_bytes, end_bytes), in_forward, kept_bytes)
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         if not _computes(module):

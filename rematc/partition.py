@@ -24,7 +24,8 @@ from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
 from rematc.ranks import agree, decision, tightest
 from rematc.regather import gathered_again, shared
-from rematc.simulate import judged, simulate, validate
+from rematc.share import Taken
+from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.survey import Outside
 from rematc.target import target_of
@@ -37,15 +38,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A joint graph, planned and split. The last three are as those of `Made`."""
+    """A joint graph, planned and split. The last two are as those of `Made`."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     problem: Problem
     plan: Plan
     outside: Outside
-    forward_bytes: int = 0
-    peak_of_code: Callable[[Plan], tuple[int, int]] | None = None
+    code: Callable[[Plan], Taken] | None = None
 
 
 def partitions(
@@ -104,9 +104,7 @@ def partition(
     log.info("%s", plan.summary)
     forward, backward = split(joint, captured, plan, num_fwd_outputs)
     made = Partitioned(forward, backward, problem, plan, given.outside)
-    if peak:
-        return replace(made, forward_bytes=peak.forward_bytes(plan), peak_of_code=peak.above_resident)
-    return replace(made, forward_bytes=simulate(problem, plan).forward_bytes - problem.resident_bytes)
+    return replace(made, code=peak.above_resident) if peak else made
 
 
 def _planned(

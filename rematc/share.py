@@ -94,6 +94,16 @@ def turns(
     return [*both, *(Turn(forward[t], tuple(forward[:t]), (), less_bytes, is_forward=True) for t in own)]
 
 
+class Taken(NamedTuple):
+    """What the code of a plan takes, as in `Use`: it may keep more than the plan saves, as inputs that it has
+    copied to another layout.
+    """
+
+    peak_bytes: int
+    forward_bytes: int
+    kept_bytes: int
+
+
 def use_of(problem: Problem, plan: Plan) -> Use:
     """The use of ``problem``'s graph under ``plan``."""
     graph = problem.graph

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import rematc
 from rematc.graph import Graph
 from rematc.measure import measure
+from rematc.options import Inner
 
 WIDTH, ROWS = 32, 128
 SEVERAL = 4  # steps: what is outside of several graphs is known after the third
@@ -76,11 +77,11 @@ class Trained:
         return measure(step, warmup=1).peak_bytes - self.case.handed_bytes
 
 
-def under_the_smallest_budget(case: Case) -> tuple[Trained, rematc.Backend]:
+def under_the_smallest_budget(case: Case, inner: Inner = "eager") -> tuple[Trained, rematc.Backend]:
     """Also what is outside of the graphs, which later steps show, has room there."""
     budget = 1
     for _ in range(10):
-        backend = rematc.backend(budget, inner="eager", costs="roofline", time_limit_s=0.5)
+        backend = rematc.backend(budget, inner=inner, costs="roofline", time_limit_s=0.5)
         try:
             return Trained(case, backend), backend
         except rematc.BudgetError as e:
@@ -88,13 +89,29 @@ def under_the_smallest_budget(case: Case) -> tuple[Trained, rematc.Backend]:
     raise AssertionError("each budget that a refusal names is refused in turn")
 
 
-def assert_as_without(case: Case) -> None:
-    """Under the smallest budget: results, gradients, state, generators, and the peak."""
-    ours, backend = under_the_smallest_budget(case)
+def assert_as_without(case: Case, inner: Inner = "eager") -> None:
+    """Under the smallest budget: results, gradients, state, generators, and the peak.
+
+    Under Inductor nobody says which op it is that is recomputed, and the numbers are equal within rounding.
+    """
+    ours, backend = under_the_smallest_budget(case, inner)
     measured = backend.resident_bytes + ours.peak_bytes()  # while it is compiled
-    assert_same_bits(case, ours, backend)
+    if inner == "eager":
+        assert_same_bits(case, ours, backend)
+    else:
+        assert_within_rounding(case, ours)
     predicted = max(plan.peak_bytes for plan in backend.plans)
     assert measured <= predicted <= backend.options.budget
+
+
+def assert_within_rounding(case: Case, ours: Trained) -> None:
+    """Of what Inductor alone computes; state that is counted, and generators, to the bit."""
+    theirs = Trained(case, "inductor")
+    for mine, other in zip(ours.states, theirs.states, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            largest = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() and b.is_floating_point() else 0.0
+            rtol, atol = (1e-4, 1e-4 * largest + 1e-6) if largest else (0.0, 0.0)
+            torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def assert_same_bits(case: Case, ours: Trained, backend: rematc.Backend) -> None:

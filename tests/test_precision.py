@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rematc.options import Inner
 from tests.cases import ROWS, SEVERAL, WIDTH, Case, Results, Trained, assert_as_without, called
 from tests.test_autograd_uses import Net, leaf
 
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo's own
 ]
+INNER = pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
 
 
@@ -80,8 +82,9 @@ def scaled(half: torch.dtype, t: Trained) -> Results:
 
 
 @HALVES
-def test_gradients_that_a_scaler_scales_and_checks(half: torch.dtype) -> None:
-    assert_as_without(Case(Scaled, "to_copy", leaf, steps=SEVERAL, train=partial(scaled, half)))
+@INNER
+def test_gradients_that_a_scaler_scales_and_checks(half: torch.dtype, inner: Inner) -> None:
+    assert_as_without(Case(Scaled, "to_copy", leaf, steps=SEVERAL, train=partial(scaled, half)), inner)
 
 
 # Dtypes of parameters and of values
@@ -163,8 +166,9 @@ class Eighths(Net):
         return x.square().mean()
 
 
-def test_products_in_8_bits() -> None:
-    assert_as_without(Case(Eighths, "scaled_mm", leaf))
+@INNER
+def test_products_in_8_bits(inner: Inner) -> None:
+    assert_as_without(Case(Eighths, "scaled_mm", leaf), inner)
 
 
 def in_the_plane(x: Tensor) -> Tensor:
@@ -209,11 +213,21 @@ MIDDLES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # and an op of i
 }
 
 
+CHECKED = "integers, the places of the largest"  # ops that only check something are in that graph
+NOT_COUNTED = "complex, by Fourier"  # a copy of a part of a tensor, see docs/memory.md
+UNDER_INDUCTOR = [
+    pytest.param(name, "inductor", marks=() if name == CHECKED else pytest.mark.slow)
+    for name in MIDDLES
+    if name != NOT_COUNTED
+]
+
+
+@pytest.mark.parametrize(("name", "inner"), [*((name, "eager") for name in MIDDLES), *UNDER_INDUCTOR])
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")  # autograd's own
-@pytest.mark.parametrize("name", MIDDLES)
-def test_values_of_all_dtypes(name: str) -> None:
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning")
+def test_values_of_all_dtypes(name: str, inner: Inner) -> None:
     middle, op = MIDDLES[name]
-    assert_as_without(Case(lambda: Net(middle), op, leaf))
+    assert_as_without(Case(lambda: Net(middle), op, leaf), inner)
 
 
 class Words(Net):

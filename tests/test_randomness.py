@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -74,23 +74,45 @@ def test_random_numbers_are_drawn_once_and_the_generator_moves_on_as_ever(name: 
     assert_as_without(Case(lambda: Noisy(noise), op))
 
 
-def test_under_inductor_they_are_drawn_again_from_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays is not kept: Inductor draws it in the kernel that it is for."""
-    module = importlib.import_module("rematc.partition")
-    monkeypatch.setattr(module, "solve", lambda problem, options: recompute_all(problem))
-    case = Case(lambda: Noisy(nn.Dropout(0.3)), "gt")
+def as_inductor_alone(noise: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Whatever can be is recomputed; returns what is."""
+    monkeypatch.setattr("rematc.partition.min_cut", recompute_all)
+    case = Case(lambda: Noisy(noise), "")
     backend = rematc.backend(None, costs="roofline")
     ours, theirs = Trained(case, backend), Trained(case, "inductor")
-    (problem,), (plan,) = backend.problems, backend.plans
-    assert "aten.gt.Scalar" in {problem.graph.ops[i].target for i in plan.backward}
     for mine, its in zip(ours.states, theirs.states, strict=True):
         assert torch.equal(mine[-1], its[-1])
         for a, b in zip(mine, its, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    (problem,), (plan,) = backend.problems, backend.plans
+    return {problem.graph.ops[i].target for i in plan.backward}
+
+
+def test_under_inductor_they_are_drawn_again_from_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays is not kept: Inductor draws it in the kernel that it is for."""
+    assert "aten.gt.Scalar" in as_inductor_alone(nn.Dropout(0.3), monkeypatch)
+
+
+QUICK = ("dropout in attention", "gumbel_softmax")
+EACH = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in NOISE
+    if name != "randperm"  # Inductor alone fails to compile an index of it
+]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_under_inductor_they_are_those_that_inductor_draws(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert as_inductor_alone(NOISE[name][0], monkeypatch)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("draw", [F.dropout, torch.rand_like, torch.bernoulli])
+@pytest.mark.parametrize(
+    "draw",
+    [F.dropout, torch.rand_like, torch.bernoulli, attended, chosen, partial(F.gumbel_softmax, hard=True)],
+)
 def test_the_generator_of_a_gpu_moves_on_as_ever(draw: Callable[..., Tensor]) -> None:
     def state_after(backend: Any) -> list[Tensor]:
         torch._dynamo.reset()

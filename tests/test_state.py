@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
 import rematc
+from rematc.options import Inner
 from tests.cases import (
     ROWS,
     SEVERAL,
@@ -159,6 +160,16 @@ def test_state_changes_once_and_what_is_recomputed_reads_it_as_it_was(name: str)
     assert_as_without(STATE[name])
 
 
+LAID_OUT_ANEW = "batch norm, two calls of a graph"  # Inductor keeps a copy of the image
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == LAID_OUT_ANEW else pytest.mark.slow) for name in STATE]
+)
+def test_under_inductor_state_changes_once_and_what_its_code_keeps_is_counted(name: str) -> None:
+    assert_as_without(STATE[name], "inductor")
+
+
 class Written(nn.Module):
     """A few of many rows are overwritten, by slice."""
 
@@ -291,8 +302,9 @@ SHARED = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_shares_memory_has_the_same_bits_and_is_within_the_budget(name: str) -> None:
-    assert_as_without(SHARED[name])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_what_shares_memory_has_the_same_bits_and_is_within_the_budget(name: str, inner: Inner) -> None:
+    assert_as_without(SHARED[name], inner)
 
 
 # What AOTAutograd writes into such an input it writes after the forward graph, which does not know of it.

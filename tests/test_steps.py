@@ -21,6 +21,7 @@ from rematc.measure import measure
 from rematc.options import Options
 from rematc.plan import Plan
 from rematc.problem import Problem
+from rematc.share import Taken, use_of
 from rematc.simulate import judged
 from rematc.survey import Outside
 from rematc.threads import Threads
@@ -203,10 +204,11 @@ class Pretended:
         problem = replace(problem, lowering_bytes=self.more(plan))
         plan = judged(problem, plan)
         self.record(problem, plan, given.outside)
-        return Made(one_node, problem, plan, outside=given.outside, peak_of_code=self.peak_of_code)
+        return Made(one_node, problem, plan, outside=given.outside, code=self.code)
 
-    def peak_of_code(self, plan: Plan) -> tuple[int, int]:
-        return judged(self.problem, plan).peak_bytes + self.more(plan), 0
+    def code(self, plan: Plan) -> Taken:
+        use = use_of(self.problem, plan)
+        return Taken(judged(self.problem, plan).peak_bytes + self.more(plan), 0, use.kept_bytes)
 
     def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         self.plans.append(plan)
