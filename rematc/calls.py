@@ -61,7 +61,7 @@ class Call(Generic[G]):
         """The same; ``results`` are among what it returned."""
         if self.survey:
             survey, self.survey = self.survey, None
-            survey.backward_ends(results)
+            survey.backward_ends(self.place, results)
 
     def node_gone(self, _: Any) -> None:
         """Its results are gone, and with them what autograd kept."""

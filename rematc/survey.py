@@ -64,6 +64,7 @@ class Survey:
         self.calls = self.through = 0  # those that ran forward, and backward too
         self.ends: list[tuple[int, bool, int]] = []  # of spans: the call, is it backward, its bytes
         self.is_open = False
+        self.going_back: int | None = None  # the call whose backward pass began last
         self.made: set[int] = set()  # storages that the last backward graph handed on
 
     def pause(self) -> None:
@@ -77,14 +78,22 @@ class Survey:
 
     def backward_begins(self, call: int, gradients: Any) -> None:
         """That of a call; what it is given was outside, and is no longer, unless another graph made it."""
+        self.going_back = call
+        if not self.is_open:  # nothing was outside since the last one, and what was before is there still
+            self._begins()
         own = {key: size for key, size in storages(gradients) if key not in self.made}
         self._ends(call, True, sum(own.values()))
         self.through += 1
         if self.is_over and not self.meter.waits:
             self.then()
 
-    def backward_ends(self, results: Any) -> None:
-        """That of the call which began last is through, and what is outside runs; it reads ``results``."""
+    def backward_ends(self, call: int, results: Any) -> None:
+        """That of a call is through, and what is outside runs; it reads ``results``.
+
+        Where the next one has begun before, nothing was outside in between.
+        """
+        if call != self.going_back:
+            return
         self.made = {key for key, _ in storages(results)}
         if not self.is_over:
             self._begins()

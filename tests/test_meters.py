@@ -144,7 +144,7 @@ def test_a_step_that_a_compiler_interrupts_tells_nothing_where_that_would_count(
     give_way()
     survey.forward_ends()
     survey.backward_begins(1, [])
-    survey.backward_ends([])
+    survey.backward_ends(1, [])
     survey.backward_begins(0, [])
     assert survey.is_over
     assert survey.close() == []

@@ -40,7 +40,7 @@ def follow(rises: list[Span], gradients: list[list[Tensor]], returned: list[list
     for call in reversed(range(len(gradients))):
         survey.backward_begins(call, gradients[call])
         if call:
-            survey.backward_ends(returned[call])
+            survey.backward_ends(call, returned[call])
     assert survey.is_over
     return survey.close()
 
@@ -51,6 +51,19 @@ def bytes_of(n: int) -> Tensor:
 
 def test_one_call_has_what_stays_and_what_was_there_meanwhile() -> None:
     assert follow([(100, 30)], [[bytes_of(10)]], [[]]) == [Outside(20, 80)]
+
+
+def test_a_call_whose_end_is_told_after_the_next_has_begun_opens_no_span_in_that() -> None:
+    survey = Survey(Told([(1, 1), (2, 2), (3, 3), (0, 0), (5, 5)]), lambda: None)
+    for _ in range(3):
+        survey.pause()
+        survey.forward_ends()
+    survey.backward_begins(2, [])
+    survey.backward_begins(1, [])
+    survey.backward_ends(2, [])
+    survey.backward_ends(1, [])
+    survey.backward_begins(0, [])
+    assert [outside.held_bytes for outside in survey.close()] == [11, 6, 6]
 
 
 def test_several_calls_see_what_those_before_them_left_outside() -> None:

@@ -193,6 +193,16 @@ def _seeing(name: str) -> Case:
     return case_of(name, model, own_loss, pixel_values=torch.randn(ROWS, 3, 32, 32), labels=labels)
 
 
+def wav2vec2() -> Case:
+    """As it is trained: layers are left out, and parts of the sound covered, at random; several graphs."""
+    torch.manual_seed(SEED)
+    config = _config(HEARING["wav2vec2"], num_labels=len(CLASSES))
+    config.update({"apply_spec_augment": True, "mask_time_length": 2, "layerdrop": 0.1})
+    model = hf.AutoModelForAudioClassification.from_config(config)
+    sound, labels = torch.randn(ROWS, 4800), torch.randint(0, len(CLASSES), (ROWS,))
+    return case_of("wav2vec2", model, own_loss, input_values=sound, labels=labels)
+
+
 def _hearing(name: str) -> Case:
     torch.manual_seed(SEED)
     config = _config(HEARING[name], num_labels=len(CLASSES))
