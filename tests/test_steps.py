@@ -119,7 +119,9 @@ def test_batches_in_turns_are_planned_for_as_many_as_are_open_at_once(
         for _ in range(3):
             in_turns(run, most)
             assert all(map(torch.equal, [p.grad for p in model.parameters()], expected))
+            resident = backend.resident_bytes
             model.zero_grad()
+            assert backend.resident_bytes == resident  # those of the next step, which meet its open calls
         there = sum(4 * p.numel() for p in model.parameters())
         measured = there + measure(lambda: in_turns(run, most)).peak_bytes
         return measured, backend.plans[0].peak_bytes
