@@ -245,6 +245,7 @@ def inner_exception(error: BaseException) -> BaseException | None:
 
 VERSIONS = "torch._dynamo.config.recompile_limit"
 RECURRENT = "torch._dynamo.config.allow_rnn"
+DONATED = "torch._functorch.config.donated_buffer"
 
 
 def versions_left() -> int | None:

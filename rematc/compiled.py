@@ -14,7 +14,7 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.ranks import decision
-from rematc.share import Taken, Use, use_of
+from rematc.share import Footprint, Use, use_of
 from rematc.storages import tensors
 from rematc.survey import Outside
 
@@ -36,7 +36,7 @@ class Made:
     accumulated_bytes: int = 0
     others_bytes: int = 0
     outside: Outside = NOTHING
-    code: Callable[[Plan], Taken] | None = None
+    code: Callable[[Plan], Footprint] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from rematc.passes.replay import STEP
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.rehearse import Rehearsal
-from rematc.share import Taken
+from rematc.share import Footprint
 from rematc.storages import fake_mode_of
 from rematc.target import Target
 from rematc.versions import holds_tangents
@@ -33,8 +33,7 @@ NOWHERE = (-1, -1)
 RETAINED = (
     "the first backward pass keeps its graph (retain_graph=True), so that Inductor can't have what was saved "
     "written over: this and later steps may need more memory than planned\n"
-    "  what to try: torch._functorch.config.donated_buffer = False before the model is compiled: plans count "
-    "on that"
+    "  what to try: %s = False before the model is compiled: plans count on that"
 )
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -45,7 +44,7 @@ def compile_as_planned(gm: fx.GraphModule, inputs: Any, partitioner: Any) -> Any
     def compiler(module: fx.GraphModule, *args: Any, **settings: Any) -> Any:
         planned = any(STEP in n.meta for n in module.graph.nodes)  # what has no backward pass is not
         if planned and compat.donates() and compat.is_retained():
-            log.warning(RETAINED)
+            log.warning(RETAINED, compat.DONATED)
         with _as_planned(module) if planned else nullcontext():
             run = compat.compile_graph(module, *args, **settings)
         return _as_traced(run) if settings.get("is_backward") else run
@@ -155,20 +154,20 @@ class PeakOfCode:
     target: Target
     planned: bool
     known: dict[Hashable, int] = field(default_factory=dict)
-    found: dict[Hashable, Taken] = field(default_factory=dict)
+    found: dict[Hashable, Footprint] = field(default_factory=dict)
 
     def __call__(self, plan: Plan) -> int:
         """What its code needs, resident included."""
         return self.problem.resident_bytes + self.above_resident(plan).peak_bytes
 
-    def above_resident(self, plan: Plan) -> Taken:
+    def above_resident(self, plan: Plan) -> Footprint:
         """The same, resident not included, and what is taken in forward and kept after it."""
         key = plan.saved, plan.backward
         if key not in self.found:
             self.found[key] = self._rehearsed(plan)
         return self.found[key]
 
-    def _rehearsed(self, plan: Plan) -> Taken:
+    def _rehearsed(self, plan: Plan) -> Footprint:
         """Lower both graphs of ``plan`` and rehearse their code."""
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
         inputs = _inputs(forward)
@@ -188,7 +187,9 @@ class PeakOfCode:
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         in_calls = self._while_called(rehearsal.calls)
         between_bytes = kept_bytes + self.problem.meanwhile_bytes
-        return Taken(max(rehearsal.peak_bytes, in_calls, between_bytes, end_bytes), in_forward, kept_bytes)
+        return Footprint(
+            max(rehearsal.peak_bytes, in_calls, between_bytes, end_bytes), in_forward, kept_bytes
+        )
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         if not _computes(module):

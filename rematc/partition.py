@@ -24,7 +24,7 @@ from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
 from rematc.ranks import agree, decision, tightest
 from rematc.regather import gathered_again, shared
-from rematc.share import Taken
+from rematc.share import Footprint
 from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.survey import Outside
@@ -45,7 +45,7 @@ class Partitioned:
     problem: Problem
     plan: Plan
     outside: Outside
-    code: Callable[[Plan], Taken] | None = None
+    code: Callable[[Plan], Footprint] | None = None
 
 
 def partitions(

@@ -94,7 +94,7 @@ def turns(
     return [*both, *(Turn(forward[t], tuple(forward[:t]), (), less_bytes, is_forward=True) for t in own)]
 
 
-class Taken(NamedTuple):
+class Footprint(NamedTuple):
     """What the code of a plan takes, as in `Use`: it may keep more than the plan saves, as inputs that it has
     copied to another layout.
     """

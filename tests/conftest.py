@@ -72,6 +72,21 @@ def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, which has the rates of this machine."""
+    from tests.small import refusal
+
+    kept = Path(os.environ["REMATC_CACHE_DIR"])
+    refusal()  # something was compiled, so they are there
+    found = tmp_path / "cache"
+    found.mkdir()
+    for path in kept.glob("rates-*.json"):
+        shutil.copy(path, found)
+    monkeypatch.setenv("REMATC_CACHE_DIR", str(found))
+    return found
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:

@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing as processes
 
 from tests import ranks
+from tests.ways import WAYS, WHOLE
 
 Ranks = list[dict[str, ranks.Found]]
 Finder = Callable[[int, str], Ranks]
@@ -59,7 +60,7 @@ def test_gradients_are_those_of_all_ranks_together(count: int, name: str, found:
     """To the bit as under `aot_eager`; eager PyTorch adds them up in another order, and so does Inductor."""
     for rank in found(count, name):
         same = map(torch.equal, rank[name]["gradients"], rank[name]["plain"])
-        assert all(same) or ranks.WAYS[name].inner == "inductor"
+        assert all(same) or WAYS[name].inner == "inductor"
         for ours, theirs in zip(rank[name]["gradients"], rank[name]["expected"], strict=True):
             torch.testing.assert_close(ours, theirs)
 
@@ -105,7 +106,7 @@ def test_gathered_weights_are_not_kept(name: str, found: Finder) -> None:
     """The backward pass gathers them again: once, or where a plan may gather, as often as it likes."""
     for rank in found(2, name):
         assert rank[name]["saved"]
-        assert ranks.WHOLE not in rank[name]["saved"]
+        assert WHOLE not in rank[name]["saved"]
 
 
 @pytest.mark.parametrize(("count", "name"), [*CELLS, *MORE])
@@ -115,6 +116,6 @@ def test_no_collective_is_run_twice_unless_that_is_asked_for(count: int, name: s
         ours, plain = rank[name]["collectives"]
         gathers = {kind for kind in plain if "gather" in kind}
         if name in GATHERED_IN_THE_GRAPH:
-            assert gathers and (ranks.WAYS[name].regather or all(ours[k] <= 2 * plain[k] for k in gathers))
+            assert gathers and (WAYS[name].regather or all(ours[k] <= 2 * plain[k] for k in gathers))
             ours, plain = ({k: n for k, n in c.items() if k in SCATTERS} for c in (ours, plain))
         assert ours == plain and sum(plain.values()) > 0

@@ -21,7 +21,7 @@ from rematc.measure import measure
 from rematc.options import Options
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.share import Taken, use_of
+from rematc.share import Footprint, use_of
 from rematc.simulate import judged
 from rematc.survey import Outside
 from rematc.threads import Threads
@@ -208,9 +208,9 @@ class Pretended:
         self.record(problem, plan, given.outside)
         return Made(one_node, problem, plan, outside=given.outside, code=self.code)
 
-    def code(self, plan: Plan) -> Taken:
+    def code(self, plan: Plan) -> Footprint:
         use = use_of(self.problem, plan)
-        return Taken(judged(self.problem, plan).peak_bytes + self.more(plan), 0, use.kept_bytes)
+        return Footprint(judged(self.problem, plan).peak_bytes + self.more(plan), 0, use.kept_bytes)
 
     def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         self.plans.append(plan)
