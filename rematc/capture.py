@@ -151,7 +151,7 @@ class _Reader:
             outputs = [self._value(takers.get(key), v, f"{node.name}#{key}") for key, v in parts.items()]
         else:
             outputs = [self._value(node)]
-        if str(node.target).rpartition(".")[0] in WITH_ALL_MEMORY:
+        if copies_all_memory(node.target):
             self._grow(outputs[0], reads[0])
         pin, needed = pin_of(node), must_run(node)
         return Op(
@@ -212,6 +212,15 @@ def pin_of(node: fx.Node) -> str | None:
     if namespace not in PURE_NAMESPACES and not is_declared(target):
         return f"effect: custom op of {namespace!r}, which may do more than its result shows: see rematc.pure"
     return "effect" if node.is_impure(impure_random=False) else None
+
+
+def copies_all_memory(target: Any) -> bool:
+    """Does the op copy all that its first argument stands in, of which that may be a part?
+
+    >>> copies_all_memory(torch.ops.aten.slice_scatter.default)
+    True
+    """
+    return str(target).rpartition(".")[0] in WITH_ALL_MEMORY
 
 
 def is_collective(overload: Any) -> bool:

@@ -199,14 +199,15 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def watched(on_call: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -> Iterator[None]:
-    """Report each call of an op of torch: op, arguments, keywords."""
+def watched(on_call: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object]) -> Iterator[None]:
+    """Report each call of an op of torch: op, arguments, keywords, result."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            on_call(func, args, kwargs or {})
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            on_call(func, args, kwargs or {}, result)
+            return result
 
     with Watch():
         yield

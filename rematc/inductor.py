@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from torch import fx
 from rematc import compat
 from rematc.baselines import min_cut
 from rematc.capture import Capture, is_symbolic
-from rematc.costs import Call, Prices
+from rematc.costs import Call, Prices, Taken
 from rematc.fuse import Kernel, fuse
 from rematc.passes import split
 from rematc.passes.replay import STEP
@@ -144,7 +144,7 @@ class PeakOfCode:
 
     ``planned``: it is compiled by `compile_as_planned`. What forward returns to the
     caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known`` has
-    the workspace of each call of a ready-made kernel that was measured so far, ``found`` what plans take.
+    what each call of a ready-made kernel takes that was measured so far, ``found`` what plans take.
     """
 
     joint: fx.GraphModule
@@ -153,7 +153,7 @@ class PeakOfCode:
     num_fwd_outputs: int
     target: Target
     planned: bool
-    known: dict[Hashable, int] = field(default_factory=dict)
+    known: dict[Hashable, Taken] = field(default_factory=dict)
     found: dict[Hashable, Footprint] = field(default_factory=dict)
 
     def __call__(self, plan: Plan) -> int:
@@ -172,11 +172,10 @@ class PeakOfCode:
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
         inputs = _inputs(forward)
         with fake_mode_of(inputs):
-            rehearsal = Rehearsal(inputs, self.target.allocation_bytes)
+            rehearsal = Rehearsal(inputs, self.target.allocation_bytes, self._taken)
             code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
-            in_forward = max(rehearsal.peak_bytes, self._while_called(rehearsal.calls))
-            kept_bytes = rehearsal.live_bytes
+            in_forward, kept_bytes = rehearsal.peak_bytes, rehearsal.live_bytes
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
             tangents = _inputs(backward)[len(saved) :]
             rehearsal.hold([t for t in tangents if holds_tangents() or t.dim() == 0])
@@ -185,11 +184,8 @@ class PeakOfCode:
             rehearsal.release(saved)
             rehearsal.play(code, [*saved, *tangents])
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
-        in_calls = self._while_called(rehearsal.calls)
         between_bytes = kept_bytes + self.problem.meanwhile_bytes
-        return Footprint(
-            max(rehearsal.peak_bytes, in_calls, between_bytes, end_bytes), in_forward, kept_bytes
-        )
+        return Footprint(max(rehearsal.peak_bytes, between_bytes, end_bytes), in_forward, kept_bytes)
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         if not _computes(module):
@@ -197,10 +193,9 @@ class PeakOfCode:
         with _as_planned(module) if self.planned else nullcontext():
             return compat.lowered(module, inputs, donated, _code_of, **settings)
 
-    def _while_called(self, calls: list[tuple[int, Call]]) -> int:
-        """The most that is alive in a call of a ready-made kernel, its workspace included."""
-        self.known |= self.target.workspaces(call for _, call in calls if call.key not in self.known)
-        return max((live + self.known.get(call.key, 0) for live, call in calls), default=0)
+    def _taken(self, calls: Iterable[Call]) -> Mapping[Hashable, Taken]:
+        self.known |= self.target.taken(call for call in calls if call.key not in self.known)
+        return self.known
 
 
 def _in_backward_s_order(saved: Sequence[T]) -> list[T]:

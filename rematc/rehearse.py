@@ -11,16 +11,18 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from rematc import compat
-from rematc.costs import Call
+from rematc.capture import copies_all_memory
+from rematc.costs import Call, Taken
 from rematc.errors import CaptureError
 from rematc.storages import storages
 
+Measure = Callable[[Sequence[Call]], Mapping[Hashable, Taken]]
 BUFFER = "buf"  # what Inductor calls the tensors that its code makes
 NOT_KNOWN = (
     "the code that Inductor writes for this model makes a tensor in a way that rematc can't follow\n"
@@ -28,11 +30,22 @@ NOT_KNOWN = (
 )
 
 
+class _Moment(NamedTuple):
+    """A statement: the storages that something holds from then on, with their bytes; those let go of; its
+    calls of torch's ops, each with the storages that it made.
+    """
+
+    held: Sequence[tuple[int, int]] = ()
+    released: Sequence[int] = ()
+    calls: Sequence[tuple[Call, dict[int, int]]] = ()
+
+
 class Rehearsal:
     '''Storages alive, and the most bytes that there were; several codes are played one after the other.
 
     ``resident`` tensors are there all the time and not counted. ``allocation_bytes``: the allocator
-    rounds each storage up to a multiple. ``calls`` are those of torch's ops, each with the bytes alive then.
+    rounds each storage up to a multiple. ``measure`` finds what calls of torch's ops take, by their keys:
+    a ready-made kernel takes scratch memory while it runs, and may return more than it says.
 
     >>> code = """
     ... def call(args):
@@ -49,25 +62,23 @@ class Rehearsal:
     (12, 8)
     '''
 
-    def __init__(self, resident: Sequence[Any], allocation_bytes: int = 1) -> None:
+    def __init__(
+        self, resident: Sequence[Any], allocation_bytes: int = 1, measure: Measure = lambda calls: {}
+    ) -> None:
         self.allocation_bytes = allocation_bytes
+        self.measure = measure
         self.resident = {key for key, _ in storages(resident)}
         self.holders: Counter[int] = Counter()
+        self.size: dict[int, int] = {}  # of what is held
         self.live_bytes = self.peak_bytes = 0
-        self.calls: list[tuple[int, Call]] = []
 
     def hold(self, value: Any) -> None:
         """Something holds ``value``, a tensor or a collection of them, from now on."""
-        for key, size in self._counted(value):
-            self.live_bytes += 0 if self.holders[key] else size
-            self.holders[key] += 1
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._count([_Moment(held=self._counted(value))])
 
     def release(self, value: Any) -> None:
         """The opposite of `hold`."""
-        for key, size in self._counted(value):
-            self.holders[key] -= 1
-            self.live_bytes -= 0 if self.holders[key] else size
+        self._count([_Moment(released=_keys(self._counted(value)))])
 
     def play(self, source: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Run ``call(inputs)`` of the module ``source``; the results are held when it returns.
@@ -75,56 +86,87 @@ class Rehearsal:
         The list of inputs is the callee's, which empties it. Raises `ValueError` for code without ``call``,
         `CaptureError` for one that makes a tensor in a way that can't be followed: it would count as nothing.
         """
-        names, made = _Names(self, inputs), list[Call]()
+        names, made = _Names(inputs), list[tuple[Call, dict[int, int]]]()
+        moments = [_Moment(held=self._counted(inputs))]
 
-        def on_call(*call: Any) -> None:
-            if call[0] not in _MAKERS:
-                made.append(Call(*call))
+        def on_call(target: Any, args: Any, kwargs: Any, result: Any) -> None:
+            if target not in _MAKERS:
+                made.append((Call(target, args, kwargs), self._made(target, (args, kwargs), result)))
 
         with compat.watched(on_call):
             for statement in _body(source):
                 if isinstance(statement, ast.Return):
                     results = tuple(names.value_of(statement.value))
                     _check_known(results)
-                    self.hold(results)
-                    names.forget()
+                    left = _keys(self._counted(list(names.held.values())))
+                    self._count([*moments, _Moment(held=self._counted(results)), _Moment(released=left)])
                     return results
-                names.run(statement)
-                self.calls += [(self.live_bytes, call) for call in made]
+                held, released = map(self._counted, names.run(statement))
+                moments.append(_Moment(held, _keys(released), made.copy()))
                 made.clear()
         raise ValueError("the code has no function call() that returns something")
 
-    def _counted(self, value: Any) -> Iterator[tuple[int, int]]:
-        unit = self.allocation_bytes
-        return ((key, -(-size // unit) * unit) for key, size in storages(value) if key not in self.resident)
+    def _count(self, moments: list[_Moment]) -> None:
+        taken = self.measure([call for moment in moments for call, _ in moment.calls])
+        for moment in moments:
+            larger = dict[int, int]()
+            for call, made in moment.calls:  # which of several results is larger is not known
+                more = max(0, _taken(taken, call).result_bytes - sum(made.values()))
+                larger |= {key: size + more for key, size in made.items()}
+            for key, size in moment.held:
+                if not self.holders[key]:
+                    self.size[key] = max(size, larger.get(key, 0))
+                    self.live_bytes += self.size[key]
+                self.holders[key] += 1
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            for key in moment.released:
+                self.holders[key] -= 1
+                self.live_bytes -= 0 if self.holders[key] else self.size.pop(key)
+            scratch = max((_taken(taken, call).workspace_bytes for call, _ in moment.calls), default=0)
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes + scratch)
+
+    def _made(self, target: Any, given: tuple[Any, Any], result: Any) -> dict[int, int]:
+        """The storages that an op made, with their bytes."""
+        read = dict(self._counted(given, there=True))
+        least = read[compat.storage_key(given[0][0])] if copies_all_memory(target) else 0
+        return {key: max(size, least) for key, size in self._counted(result) if key not in read}
+
+    def _counted(self, value: Any, there: bool = False) -> list[tuple[int, int]]:
+        """The storages of ``value``; those of what is resident only if ``there``."""
+        unit, left_out = self.allocation_bytes, () if there else self.resident
+        return [(key, -(-size // unit) * unit) for key, size in storages(value) if key not in left_out]
+
+
+def _keys(counted: Iterable[tuple[int, int]]) -> list[int]:
+    return [key for key, _ in counted]
+
+
+def _taken(taken: Mapping[Hashable, Taken], call: Call) -> Taken:
+    return taken.get(call.key, Taken(0, 0))
 
 
 class _Names:
     """The local names of ``call``; each holds what it stands for."""
 
-    def __init__(self, rehearsal: Rehearsal, inputs: Sequence[Any]) -> None:
-        self.rehearsal = rehearsal
+    def __init__(self, inputs: Sequence[Any]) -> None:
         self.names = _Globals(args=list(inputs))
         self.held: dict[str, Any] = {"args": tuple(inputs)}
-        rehearsal.hold(self.held["args"])
 
-    def run(self, statement: ast.stmt) -> None:
+    def run(self, statement: ast.stmt) -> tuple[list[Any], list[Any]]:
+        """What names hold since, and what they let go of."""
         exec(compile(ast.Module([statement], []), "call", "exec"), self.names)
         touched = dict.fromkeys(n.id for n in ast.walk(statement) if isinstance(n, ast.Name))
         now = {name: _frozen(self.names[name]) for name in touched if dict.__contains__(self.names, name)}
         _check_known(value for name, value in now.items() if name.startswith(BUFFER))
         changed = [n for n in touched if now.get(n) is not self.held.get(n)]
-        self.rehearsal.hold([now.get(n) for n in changed])
-        self.rehearsal.release([self.held.pop(n, None) for n in changed])
+        released = [self.held.pop(n, None) for n in changed]
         self.held |= {n: now[n] for n in changed if n in now}
+        return [now.get(n) for n in changed], released
 
     def value_of(self, expression: ast.expr | None) -> Any:
         return eval(
             compile(ast.Expression(expression or ast.Tuple([], ast.Load())), "call", "eval"), self.names
         )
-
-    def forget(self) -> None:
-        self.rehearsal.release(list(self.held.values()))
 
 
 class _Silent:

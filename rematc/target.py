@@ -16,6 +16,7 @@ from rematc.costs import (
     Prices,
     Rates,
     Table,
+    Taken,
     find_taken,
     is_ready_made,
     rates_of,
@@ -54,10 +55,9 @@ class Target:
         times = {} if self.time_s is None else time_ops(timed, self.rates, self.table, self.time_s)
         return Prices(self.rates, times, find_taken(nodes, self.table) if op_by_op else {})
 
-    def workspaces(self, calls: Iterable[Call]) -> dict[Hashable, int]:
-        """Workspace bytes by the key of a call; of none, if the device is not at hand."""
-        found = {} if self.table is None else self.table.taken(calls)
-        return {key: taken.workspace_bytes for key, taken in found.items()}
+    def taken(self, calls: Iterable[Call]) -> dict[Hashable, Taken]:
+        """Bytes that calls take, by their keys; of none, if the device is not at hand."""
+        return {} if self.table is None else self.table.taken(calls)
 
 
 def target_of(joint: fx.GraphModule, options: Options, folder: Path) -> Target:

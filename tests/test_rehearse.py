@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import pytest
 import torch
 
+from rematc.costs import Call, Taken
 from rematc.errors import CaptureError
 from rematc.rehearse import Rehearsal
 
@@ -77,14 +79,45 @@ def test_what_an_op_of_torch_returns_is_counted_as_a_tuple_until_that_is_gone() 
     assert (peak, left) == (100 * 50 * 4 + 2 * 50 * 4, 50 * 4)
 
 
-def test_ready_made_kernels_make_what_they_return_and_are_known_by_their_calls() -> None:
+@pytest.mark.parametrize(("scratch", "result"), [(0, 0), (100, 64), (0, 70), (100, 70)])
+def test_ready_made_kernels_take_scratch_and_return_what_was_measured_of_their_calls(
+    scratch: int, result: int
+) -> None:
+    asked = []
+
+    def measure(calls: Iterable[Call]) -> dict[Hashable, Taken]:
+        asked.extend(calls)
+        return {call.key: Taken(scratch, result) for call in calls}
+
     code = "def call(args):\n    x, w = args\n    args.clear()\n    y = extern_kernels.mm(x, w)\n    del x\n"
-    rehearsal = Rehearsal(())
-    rehearsal.play(code + "    del w\n    return (y, )\n", [torch.empty(8, 4), torch.empty(4, 2)])
-    assert (rehearsal.peak_bytes, rehearsal.live_bytes) == ((32 + 8 + 16) * 4, 16 * 4)
-    ((live_bytes, call),) = rehearsal.calls
-    assert live_bytes == rehearsal.peak_bytes
-    assert call.target is torch.ops.aten.mm.default
+    rehearsal = Rehearsal((), measure=measure)
+    (y,) = rehearsal.play(code + "    del w\n    return (y, )\n", [torch.empty(8, 4), torch.empty(4, 2)])
+    assert [call.target for call in asked] == [torch.ops.aten.mm.default]
+    returned = max(result, 16 * 4)  # what it says, at the least
+    assert rehearsal.live_bytes == returned
+    assert rehearsal.peak_bytes == (32 + 8) * 4 + returned + scratch
+    rehearsal.release(y)
+    assert rehearsal.live_bytes == 0
+
+
+def test_a_copy_of_a_part_takes_as_much_as_the_whole() -> None:
+    """Also where fake tensors come from torch's cache, which knows the part alone."""
+    from rematc.storages import fake_mode_of
+
+    body = "a = torch.ops.aten.copy.default(reinterpret_tensor(x0, (4, 5), (8, 1), 0), x1)\nreturn (a, )"
+    with fake_mode_of([of(1)]):
+        for _ in range(3):
+            whole, part = torch.empty(32, dtype=BYTES), torch.empty(4, 5, dtype=BYTES)
+            assert played(body, whole, part) == (32 + 20 + 32, 32)
+            assert played(body, whole, part, resident=(whole,)) == (20 + 32, 32)
+
+
+def test_what_is_written_to_memory_made_before_is_not_counted_again() -> None:
+    body = made("a", 8) + "extern_kernels.add(x0, x0, out=a)\nreturn (a, )"
+    lines = ["x0, = args", "args.clear()", *body.splitlines()]
+    rehearsal = Rehearsal((), measure=lambda calls: {call.key: Taken(0, 8) for call in calls})
+    rehearsal.play("def call(args):\n" + "".join(f"    {line}\n" for line in lines), [of(8)])
+    assert (rehearsal.peak_bytes, rehearsal.live_bytes) == (16, 8)
 
 
 def test_the_allocator_rounds_up() -> None:

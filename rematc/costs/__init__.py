@@ -4,7 +4,7 @@ from rematc.costs.call import Call
 from rematc.costs.price import Prices, find_taken, is_ready_made, time_ops
 from rematc.costs.rates import Rates, rates_of, rates_of_card
 from rematc.costs.table import Table
-from rematc.costs.workspace import CUDA_UNIT_BYTES
+from rematc.costs.workspace import CUDA_UNIT_BYTES, Taken
 
 __all__ = [
     "CUDA_UNIT_BYTES",
@@ -12,6 +12,7 @@ __all__ = [
     "Prices",
     "Rates",
     "Table",
+    "Taken",
     "find_taken",
     "is_ready_made",
     "rates_of",
