@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import rematc
 from tests.small import batch, net
@@ -133,3 +135,32 @@ def test_a_recurrent_net_is_compiled_where_torch_is_told_to(
         torch._dynamo.reset()
         gc.collect()
     assert ("allow_rnn is set" in caplog.text) is (plans == 0)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """The only process of its group."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_torch_s_own_modules_that_ddp_wraps_are_compiled_inside_of_it(
+    inside: bool, alone: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "DDP(torch.compile(model, backend=...))" in DOCS
+    with caplog.at_level(logging.WARNING, "rematc"):
+        backend = rematc.backend("1MB", inner="eager")
+        model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
+        if inside:
+            run = DistributedDataParallel(torch.compile(model, backend=backend))
+        else:
+            run = torch.compile(DistributedDataParallel(model), backend=backend)
+        run(batch()).square().mean().backward()
+        plans = len(backend.plans)
+        assert plans == 1 or not inside
+        del backend, run
+        torch._dynamo.reset()
+        gc.collect()
+    assert ("nothing was compiled by rematc.backend" in caplog.text) is (plans == 0)
