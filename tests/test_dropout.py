@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import rematc
 from rematc.passes.dropout import split_dropout
-from tests.cases import ROWS, WIDTH, Case, assert_same_bits, under_the_smallest_budget
+from tests.cases import ROWS, WIDTH, Case, assert_same_bits, assert_within_rounding, under_the_smallest_budget
 from tests.joints import graph_of, joint_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -74,6 +74,19 @@ def test_masks_are_saved_and_the_rest_is_made_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys.modules["rematc.passes.canonicalize"], "split_dropout", lambda joint: None)
     _, whole = under_the_smallest_budget(case)
     assert _peak(backend) < _peak(whole) - 3 * ROWS * WIDTH
+
+
+def test_under_inductor_a_plan_keeps_the_seeds_and_draws_masks_again_where_that_is_cheaper() -> None:
+    """The seeds are pinned, and say why; a mask, made of them again, takes next to no time."""
+    case = Case(Dropping, "")
+    ours, backend = under_the_smallest_budget(case, "inductor")
+    assert_within_rounding(case, ours)
+    (problem,), (plan,) = backend.problems, backend.plans
+    ops, saved = problem.graph.ops, set(plan.saved)
+    assert [op.pin for op in ops if saved.intersection(op.outputs) and "seeds" in op.target] == ["random"]
+    masks = {i for i, op in enumerate(ops) if op.target == "aten.gt.Scalar"}
+    assert len(masks) == 6 and masks <= set(plan.backward)
+    assert not any(saved.intersection(ops[i].outputs) for i in masks)
 
 
 def _peak(backend: rematc.Backend) -> Any:
