@@ -181,8 +181,7 @@ class PeakOfCode:
             rehearsal.hold([t for t in tangents if holds_tangents() or t.dim() == 0])
             donated = _donated((forward, backward), self.num_fwd_outputs)
             code = self._code(backward, [*saved, *tangents], donated, is_backward=True)
-            rehearsal.release(saved)
-            rehearsal.play(code, [*saved, *tangents])
+            rehearsal.play(code, [*saved, *tangents], handed_over=saved)
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         between_bytes = kept_bytes + self.problem.meanwhile_bytes
         return Footprint(max(rehearsal.peak_bytes, between_bytes, end_bytes), in_forward, kept_bytes)

@@ -80,14 +80,15 @@ class Rehearsal:
         """The opposite of `hold`."""
         self._count([_Moment(released=_keys(self._counted(value)))])
 
-    def play(self, source: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def play(self, source: str, inputs: Sequence[Any], handed_over: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Run ``call(inputs)`` of the module ``source``; the results are held when it returns.
 
-        The list of inputs is the callee's, which empties it. Raises `ValueError` for code without ``call``,
+        The list of inputs is the callee's, which empties it; nobody else holds what is ``handed_over`` from
+        then on. Raises `ValueError` for code without ``call``,
         `CaptureError` for one that makes a tensor in a way that can't be followed: it would count as nothing.
         """
         names, made = _Names(inputs), list[tuple[Call, dict[int, int]]]()
-        moments = [_Moment(held=self._counted(inputs))]
+        moments = [_Moment(self._counted(inputs), _keys(self._counted(handed_over)))]
 
         def on_call(target: Any, args: Any, kwargs: Any, result: Any) -> None:
             if target not in _MAKERS:

@@ -129,9 +129,19 @@ def test_two_codes_are_played_one_after_the_other() -> None:
     then = "def call(args):\n    a, = args\n    args.clear()\n    " + made("b", 4)
     rehearsal = Rehearsal(())
     saved = rehearsal.play(first, [])
-    rehearsal.release(saved)
-    rehearsal.play(then + "    del a\n    return (b, )\n", saved)
+    rehearsal.play(then + "    del a\n    return (b, )\n", saved, handed_over=saved)
     assert (rehearsal.peak_bytes, rehearsal.live_bytes) == (12, 4)
+
+
+def test_what_is_larger_than_it_says_is_that_in_the_next_code_too() -> None:
+    first = "def call(args):\n    x, = args\n    a = torch.ops.aten.sin.default(x)\n    return (a, )\n"
+    then = "def call(args):\n    a, = args\n    args.clear()\n    kernel(a)\n    del a\n    return ()\n"
+    x = torch.ones(2)
+    rehearsal = Rehearsal((x,), measure=lambda calls: {call.key: Taken(0, 100) for call in calls})
+    saved = rehearsal.play(first, [x])
+    assert rehearsal.live_bytes == 100
+    rehearsal.play(then, saved, handed_over=saved)
+    assert (rehearsal.peak_bytes, rehearsal.live_bytes) == (100, 0)
 
 
 def test_nothing_is_allocated_for_fake_tensors() -> None:
