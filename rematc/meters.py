@@ -38,7 +38,8 @@ UNWATCHED = (
 class CpuMeter:
     """By the profiler: one profile, with marks in it.
 
-    A profile is bound to its thread, and can't end in a backward pass: ``then`` is called after each. Nor may
+    A profile is bound to its thread, and can't begin or end in a backward pass, which has its own state of a
+    thread: ``then`` is called after each. Nor may
     another begin in a compiled region, or in a `record_function`, that was entered while this one ran: torch
     would write the end of that to memory that is gone with this one. So there is one for a step at most, and
     where one had to give way the next step has none.
@@ -59,7 +60,7 @@ class CpuMeter:
         """Start the profile, or put a mark in it."""
         if self.running is not None:
             mark()
-        elif not self.is_whole or profiler_is_taken():
+        elif not self.is_whole or profiler_is_taken() or compat.is_in_backward():
             self.is_whole = False
         else:
             self.running = memory_profile()

@@ -68,6 +68,29 @@ def test_the_profiler_is_left_alone() -> None:
     assert not profiler_is_active()
 
 
+def test_no_profile_begins_in_a_backward_pass() -> None:
+    """It would be gone with the pass, and stopped later all the same: torch 2.11 raises an error then."""
+    meter, x = CpuMeter(lambda: None), torch.ones(4, requires_grad=True)
+    y = x.exp()
+    y.register_hook(lambda grad: meter.open())
+    y.sum().backward()
+    assert not profiler_is_active()
+    assert meter.running is None and not meter.is_whole
+    meter.close()
+
+
+def test_batches_in_turns_leave_the_profiler_alone() -> None:
+    """The next step begins before the last one's calls went back: those are followed no longer."""
+    run = torch.compile(Classifier(), backend=rematc.backend("1GB", inner="eager"))
+    for _ in range(3):
+        first, second = run(batch()), run(batch())
+        F.cross_entropy(first, labels()).backward()
+        third = run(batch())
+        F.cross_entropy(second, labels()).backward()
+        F.cross_entropy(third, labels()).backward()
+        assert measure(lambda: torch.ones(8).sum()).peak_bytes >= 32
+
+
 def test_the_user_s_own_profiles_are_whole_wherever_they_begin() -> None:
     """One in its warm-up is not active yet; and one may begin between the passes, where a survey measures."""
     _, step = training(rematc.backend("1GB", inner="eager"))
