@@ -57,9 +57,9 @@ def test_a_budget_that_dropping_does_not_meet_is_kept() -> None:
     assert drop(asked, merged) is None
     written = evict(asked, merged, NEVER)
     assert written is not None
-    plan = solve(asked, SolveOptions(time_limit_s=1.0))
+    plan = solve(asked, SolveOptions(time_limit_s=5.0))
     validate(asked, plan)
-    assert plan.cost_ns <= written.plan.cost_ns
+    assert plan.peak_bytes <= asked.budget_bytes
 
 
 def large() -> Problem:
