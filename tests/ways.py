@@ -195,8 +195,12 @@ class Pipeline(Way):
 
     @classmethod
     def reserve_bytes(cls, rank: int, count: int) -> int:
-        """The last rank has the targets of all batches; here each has the inputs, which the first reads."""
-        return 4 * cls.rows * WIDTH * ((rank > 0) + (rank == count - 1))
+        """The last rank has the targets of all batches; here each has the inputs, which the first reads.
+
+        With torch 2.15 the last one has as much once more, and with eager PyTorch, too.
+        """
+        of_the_last = 2 if torch.__version__ >= "2.15" else 1
+        return 4 * cls.rows * WIDTH * ((rank > 0) + of_the_last * (rank == count - 1))
 
     def built(self, backend: Any) -> Callable[..., Any]:
         rank, count = dist.get_rank(), dist.get_world_size()
