@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 
 from rematc.calls import Call, python_nodes
 from rematc.kinds import Key, Kind, kept_beside, key_of
+from rematc.share import FOLLOWED_BYTES
 from rematc.storages import Followed, storages, tensors
 
 G = TypeVar("G", bound=Hashable)
-LEAST_BYTES = 1024  # of results that are followed once their call is through: not of losses that are logged
 COLLECTIONS = 3  # of the garbage of a compiler, to tell it from what somebody has
 
 
@@ -133,7 +133,7 @@ class Ledger(Generic[G]):
         made = {key: call for call in self.running for key in call.results}
         inputs = {key: size for key, size in storages(args) if key not in made}
         leaves = [weakref.ref(t) for t in tensors(args) if t.is_leaf and t.requires_grad]
-        own = Followed(results, {key for key, _ in storages(args)}, LEAST_BYTES)
+        own = Followed(results, {key for key, _ in storages(args)}, FOLLOWED_BYTES)
         given = [(made[key], size) for key, size in gradients.items() if key in made]
         call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves, own, given=given)
         for node in python_nodes({t.grad_fn for t in tensors(results)}):

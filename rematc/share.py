@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate
 from rematc.solve.model import Model, Term
+
+FOLLOWED_BYTES = 1024  # a result of less, as a loss that is logged, is not followed once its call is through
 
 
 class Turn(NamedTuple):
@@ -57,7 +59,7 @@ class Use:
     """What a graph under one plan takes, in bytes above what is resident.
 
     ``peak_bytes`` while it runs, ``forward_bytes`` while it runs forward, ``kept_bytes`` from its forward
-    pass to its backward pass, and ``left_bytes``, gradients, from there on.
+    pass to its backward pass, and ``left_bytes``, gradients and results that nobody follows, from there on.
     """
 
     cost_ns: int
@@ -111,7 +113,7 @@ def use_of(problem: Problem, plan: Plan) -> Use:
         cost_ns=plan.cost_ns,
         peak_bytes=plan.peak_bytes - problem.resident_bytes,
         kept_bytes=_bytes(graph, (*graph.outputs, *plan.saved)),
-        left_bytes=_bytes(graph, graph.gradients),
+        left_bytes=_bytes(graph, (*graph.gradients, *_not_followed(graph))),
         forward_bytes=simulate(problem, plan).forward_bytes - problem.resident_bytes,
     )
 
@@ -208,6 +210,11 @@ def _rows(
 
 def _read(chosen: list[list[int]], values: Sequence[float]) -> tuple[int, ...]:
     return tuple(max(range(len(xs)), key=lambda o, xs=xs: values[xs[o]]) for xs in chosen)  # type: ignore[misc]
+
+
+def _not_followed(graph: Graph) -> Iterator[int]:
+    """Results so small that it is not looked whether somebody has them still."""
+    return (v for v in graph.outputs if graph.storage_bytes[graph.values[v].storage] < FOLLOWED_BYTES)
 
 
 def _bytes(graph: Graph, values: tuple[int, ...]) -> int:

@@ -16,6 +16,7 @@ from rematc.options import Inner
 
 WIDTH, ROWS = 32, 128
 SEVERAL = 4  # steps: what is outside of several graphs is known after the third
+PATIENCE_S = 5.0  # a plan is proven in a tenth of that; where the clock cuts, another op is recomputed
 Results = tuple[Tensor, ...]
 
 
@@ -81,7 +82,7 @@ def under_the_smallest_budget(case: Case, inner: Inner = "eager") -> tuple[Train
     """Also what is outside of the graphs, which later steps show, has room there."""
     budget = 1
     for _ in range(10):
-        backend = rematc.backend(budget, inner=inner, costs="roofline", time_limit_s=0.5)
+        backend = rematc.backend(budget, inner=inner, costs="roofline", time_limit_s=PATIENCE_S)
         try:
             return Trained(case, backend), backend
         except rematc.BudgetError as e:

@@ -60,6 +60,7 @@ def test_a_budget_that_dropping_does_not_meet_is_kept() -> None:
     plan = solve(asked, SolveOptions(time_limit_s=5.0))
     validate(asked, plan)
     assert plan.peak_bytes <= asked.budget_bytes
+    assert plan.cost_ns <= written.plan.cost_ns
 
 
 def large() -> Problem:

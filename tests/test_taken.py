@@ -58,7 +58,7 @@ class Weighed(nn.Module):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_results_that_keep_the_memory_of_what_they_are_made_of_are_in_the_bound(name: str) -> None:
-    assert_as_without(Case(partial(Weighed, KERNELS[name]), ""))
+    assert_as_without(Case(partial(Weighed, KERNELS[name]), name))
 
 
 def test_the_mean_of_losses_is_in_the_memory_of_the_losses() -> None:
