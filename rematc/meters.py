@@ -38,11 +38,11 @@ UNWATCHED = (
 class CpuMeter:
     """By the profiler: one profile, with marks in it.
 
-    A profile is bound to its thread, and can't begin or end in a backward pass, which has its own state of a
-    thread: ``then`` is called after each. Nor may
-    another begin in a compiled region, or in a `record_function`, that was entered while this one ran: torch
-    would write the end of that to memory that is gone with this one. So there is one for a step at most, and
-    where one had to give way the next step has none.
+    A profile is bound to its thread, and can neither begin nor end in a backward pass, which puts back what
+    it found of the thread's state: ``then`` is called after each. Nor may another begin in a compiled region,
+    or in a `record_function`, that was entered while this one ran: torch would write the end of that to
+    memory that is gone with this one. So there is one for a step at most, and where one had to give way the
+    next step has none.
     """
 
     waits = True

@@ -63,7 +63,7 @@ class Survey:
         self.meter, self.then = meter, then
         self.calls = self.through = 0  # those that ran forward, and backward too
         self.ends: list[tuple[int, bool, int]] = []  # of spans: the call, is it backward, its bytes
-        self.is_open = self.is_closed = False
+        self.is_open = False
         self.going_back: int | None = None  # the call whose backward pass began last
         self.made: set[int] = set()  # storages that the last backward graph handed on
 
@@ -111,7 +111,6 @@ class Survey:
     def close(self) -> list[Outside]:
         """What was found for each call, be it over or not; nothing if some of it was missed."""
         self.pause()
-        self.is_closed = True
         self.meter.close()
         if not self.meter.is_whole:
             return []
@@ -125,9 +124,8 @@ class Survey:
         return [Outside(h, max(0, m - h)) for h, m in zip(held, most, strict=True)]
 
     def _begins(self) -> None:
-        if not self.is_closed:  # calls of its step may go back later
-            self.is_open = True
-            self.meter.open()
+        self.is_open = True
+        self.meter.open()
 
     def _ends(self, call: int, is_backward: bool, own_bytes: int) -> None:
         if self.is_open:

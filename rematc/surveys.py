@@ -59,6 +59,8 @@ class Surveys:
     def _end(self) -> None:
         assert self.current is not None
         found, self.current = self.current.close(), None
+        for call in self.followed:  # some may go back later: that tells nothing
+            call.survey = None
         for call, outside in zip(self.followed, found, strict=False):  # none if it missed some
             call.graph.outside |= outside
         if found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from rematc import compat, meters
 from rematc.compat import profiler_is_active
 from rematc.measure import measure
 from rematc.meters import CpuMeter, give_way, survey_of
+from rematc.survey import Survey
 from tests.blocks import batch
 from tests.losses import LOGITS, Classifier, gradients_of, labels, training
 
@@ -79,8 +81,17 @@ def test_no_profile_begins_in_a_backward_pass() -> None:
     meter.close()
 
 
-def test_batches_in_turns_leave_the_profiler_alone() -> None:
+def test_batches_in_turns_leave_the_profiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next step begins before the last one's calls went back: those are followed no longer."""
+    begin, closed = Survey.backward_begins, set[Survey]()
+
+    def begins(survey: Survey, call: int, gradients: Any) -> None:
+        assert survey not in closed
+        begin(survey, call, gradients)
+
+    close = Survey.close
+    monkeypatch.setattr(Survey, "close", lambda survey: closed.add(survey) or close(survey))
+    monkeypatch.setattr(Survey, "backward_begins", begins)
     run = torch.compile(Classifier(), backend=rematc.backend("1GB", inner="eager"))
     for _ in range(3):
         first, second = run(batch()), run(batch())
@@ -89,6 +100,7 @@ def test_batches_in_turns_leave_the_profiler_alone() -> None:
         F.cross_entropy(second, labels()).backward()
         F.cross_entropy(third, labels()).backward()
         assert measure(lambda: torch.ones(8).sum()).peak_bytes >= 32
+    assert closed
 
 
 def test_the_user_s_own_profiles_are_whole_wherever_they_begin() -> None:

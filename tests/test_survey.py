@@ -66,19 +66,6 @@ def test_a_call_whose_end_is_told_after_the_next_has_begun_opens_no_span_in_that
     assert [outside.held_bytes for outside in survey.close()] == [11, 6, 6]
 
 
-def test_once_it_is_closed_calls_that_go_back_later_measure_nothing() -> None:
-    told = Told([(1, 1), (2, 2)])
-    survey = Survey(told, lambda: None)
-    for _ in range(2):
-        survey.pause()
-        survey.forward_ends()
-    survey.close()
-    for call in (1, 0):
-        survey.backward_begins(call, [bytes_of(4)])
-        survey.backward_ends(call, [])
-    assert told.opened == 2
-
-
 def test_several_calls_see_what_those_before_them_left_outside() -> None:
     """5 of 7 bytes stay, then a loss of 40 leaves its gradient, and there is 1 more on the way back."""
     first, second = bytes_of(6), bytes_of(10)
