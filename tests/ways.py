@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from rematc.options import Inner
+from rematc.versions import torch_version
 
 WIDTH, ROWS, BLOCKS = 128, 512, 4
 WHOLE = 4 * WIDTH * WIDTH  # elements of a weight
@@ -66,6 +67,7 @@ class Way(ABC):
     rows = ROWS
     inner: Inner = "eager"
     regather = False
+    more_bytes = 0  # that this torch takes outside of the graphs, with eager PyTorch too; the budget has them
 
     def __init__(self, backend: Any) -> None:
         self.x = torch.randn(self.rows, WIDTH, generator=torch.Generator().manual_seed(self.seed))
@@ -192,15 +194,12 @@ class Pipeline(Way):
     """Each rank has a graph of its own, and several forward passes are open at once."""
 
     seed, rows = 0, MICROBATCHES * ROWS
+    more_bytes = 4 * rows * WIDTH if torch_version() >= (2, 15) else 0  # on the last rank
 
     @classmethod
     def reserve_bytes(cls, rank: int, count: int) -> int:
-        """The last rank has the targets of all batches; here each has the inputs, which the first reads.
-
-        With torch 2.15 the last one has as much once more, and with eager PyTorch, too.
-        """
-        of_the_last = 2 if torch.__version__ >= "2.15" else 1
-        return 4 * cls.rows * WIDTH * ((rank > 0) + of_the_last * (rank == count - 1))
+        """The last rank has the targets of all batches; here each has the inputs, which the first reads."""
+        return 4 * cls.rows * WIDTH * ((rank > 0) + (rank == count - 1)) + cls.more_bytes
 
     def built(self, backend: Any) -> Callable[..., Any]:
         rank, count = dist.get_rank(), dist.get_world_size()
