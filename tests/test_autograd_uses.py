@@ -1,9 +1,7 @@
-"""What people do around a compiled model with autograd: gradients to the bit, and the budget kept."""
+"""What people do around and inside of a compiled model with autograd: the same bits, within the budget."""
 
 from __future__ import annotations
 
-import gc
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,49 +14,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import rematc
-from tests.cases import (
-    ROWS,
-    SEVERAL,
-    WIDTH,
-    Case,
-    Results,
-    Trained,
-    assert_as_without,
-    assert_same_bits,
-    under_the_smallest_budget,
-)
-from tests.test_limits import DOCS, NO_DOUBLE, WRITTEN_OVER
+from tests.cases import ROWS, SEVERAL, WIDTH, Case, Results, Trained, assert_as_without
+from tests.nets import LAYERS, Net, Two, gradients, leaf
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo's own
 ]
-LAYERS, NUMBER = 2, 4  # the bytes of a number
-MORE_THAN_PLANNED = "may need more memory than planned"
-
-
-class Net(nn.Module):
-    """Layers with a ``middle`` between them, a loss in float, and an optimizer."""
-
-    def __init__(self, middle: Callable[[Tensor], Tensor] = torch.tanh) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
-        self.middle = middle
-        self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.1, eps=1e-3)  # 1e-8 is 0 in float16
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = self.middle(F.gelu(layer(x))).sin()
-        return x.float().square().mean()
-
-
-def leaf() -> Results:
-    return (torch.randn(ROWS, WIDTH).requires_grad_(),)
-
-
-def gradients(t: Trained) -> Results:
-    return tuple(p.grad for p in t.model.parameters() if p.grad is not None)
+NUMBER = 4  # its bytes
 
 
 # Around the model: losses, backward passes, and what runs without gradients
@@ -156,183 +119,8 @@ def test_steps_of_all_kinds(name: str) -> None:
     assert_as_without(Case(Net, "gelu", leaf, steps=SEVERAL, handed_bytes=handed_bytes, train=train))
 
 
-class Two(Net):
-    """Two losses of one forward pass."""
-
-    def forward(self, x: Tensor) -> Results:  # type: ignore[override]
-        return super().forward(x), self.layers[0](x).cos().mean()
-
-
 def test_two_losses_of_one_forward_pass_summed() -> None:
     assert_as_without(Case(Two, "gelu", leaf, lambda run, inputs: (sum(run(*inputs)),), SEVERAL))
-
-
-def again_and_again(t: Trained) -> Results:
-    """Twice from the first loss, then from the second: each time what is recomputed is made anew."""
-    first, second = t.run(*t.inputs)
-    first.backward(retain_graph=True)
-    once = [g.clone() for g in gradients(t)]
-    first.backward(retain_graph=True)
-    assert all(torch.equal(g, 2 * o) for g, o in zip(gradients(t), once, strict=True))
-    second.backward()
-    return (*once, *gradients(t))
-
-
-def differentiated_twice(t: Trained) -> Results:
-    """That is refused, and training goes on."""
-    (x,) = t.inputs
-    (first,) = torch.autograd.grad(t.run(x), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=NO_DOUBLE):
-        first.square().sum().backward()
-    t.run(x).backward()
-    return (first, *gradients(t))
-
-
-@pytest.mark.parametrize(("make", "train"), [(Two, again_and_again), (Net, differentiated_twice)])
-def test_a_graph_that_is_retained(make: type[Net], train: Callable[[Trained], Results]) -> None:
-    case = Case(make, "gelu", leaf, train=train)  # what is retained is not counted in the budget
-    assert_same_bits(case, *under_the_smallest_budget(case))
-
-
-class Wide(nn.Module):
-    """Backward's first kernel has room where the result of the layer was, if it may write there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).square().mean()
-
-
-def wide(inner: Any, retain: bool | None) -> tuple[Trained, rematc.Backend]:
-    """After a step; ``retain``: its backward pass keeps the graph, and runs once more if it may."""
-
-    def train(t: Trained) -> Results:
-        loss = t.run(*t.inputs)
-        loss.backward(retain_graph=bool(retain))
-        once = gradients(t)[0].clone()
-        if retain:
-            loss.backward()
-            assert torch.equal(gradients(t)[0], 2 * once)
-        return (once,)
-
-    backend = rematc.backend("1GB", inner=inner, costs="roofline")
-    case = Case(Wide, "", lambda: (torch.randn(4096, WIDTH),), train=train, steps=1)
-    return Trained(case, backend), backend
-
-
-# Torch compiles one backward pass, which may write into what was saved if the first that runs is plain.
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_to_retain_a_graph_after_a_plain_step_is_refused_and_training_goes_on(inner: Any) -> None:
-    assert WRITTEN_OVER in DOCS
-    t, _ = wide(inner, retain=False)
-    with pytest.raises(RuntimeError, match=WRITTEN_OVER):
-        t.run(*t.inputs).backward(retain_graph=True)
-    t.clear()
-    assert torch.equal(t.step()[0], t.states[0][0])
-
-
-# Inductor's cache has the code of the plain step: a second backward pass through it was wrong.
-def test_under_inductor_a_graph_that_is_retained_goes_back_twice_and_what_it_takes_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    plain, _ = wide("inductor", retain=False)
-    assert MORE_THAN_PLANNED not in caplog.text
-    retained, _ = wide("inductor", retain=True)
-    torch.testing.assert_close(plain.states[0][0], retained.states[0][0])
-    assert MORE_THAN_PLANNED in caplog.text
-
-
-def test_a_plan_counts_on_it_that_nothing_saved_is_written_over_where_torch_is_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    _, written = wide("inductor", retain=False)
-    with torch._functorch.config.patch(donated_buffer=False):
-        t, kept = wide("inductor", retain=False)
-        measured = kept.resident_bytes + t.peak_bytes()
-        assert measured <= kept.plans[0].peak_bytes
-        wide("inductor", retain=True)
-    assert written.plans[0].peak_bytes < measured
-    assert MORE_THAN_PLANNED not in caplog.text
-
-
-# Hooks
-
-
-class Hooked(Net):
-    """``put`` hooks what is to be hooked, and says how often in a step what the list has is seen."""
-
-    def __init__(self, put: Callable[[Hooked], int]) -> None:
-        super().__init__()
-        self.seen: list[Tensor] = []
-        self.times = put(self)
-
-    def note(self, grad: Tensor) -> None:
-        self.seen.append(grad.sum())
-
-
-def on_parameters(net: Hooked) -> int:
-    for p in net.parameters():
-        p.register_hook(lambda grad: 0.5 * grad)
-        p.register_post_accumulate_grad_hook(lambda p: net.note(p.grad))  # type: ignore[arg-type]
-    return 2 * LAYERS
-
-
-def on_modules(net: Hooked) -> int:
-    net.layers[0].register_forward_hook(lambda _, __, out: out.exp())
-    net.layers[1].register_forward_pre_hook(lambda _, args: (args[0].cos(),))
-    return 0
-
-
-def on_the_model(net: Hooked) -> int:
-    net.register_full_backward_pre_hook(lambda _, grads: (2 * grads[0],))  # type: ignore[index]
-    net.register_full_backward_hook(lambda _, grads, __: net.note(grads[0]))  # type: ignore[index]
-    return 1
-
-
-def on_a_layer(net: Hooked) -> int:
-    net.layers[1].register_full_backward_hook(lambda _, grads, __: (0.5 * grads[0],))  # type: ignore[index]
-    return 0
-
-
-def seen(t: Trained) -> Results:
-    t.run(*t.inputs).backward()
-    assert isinstance(t.model, Hooked)
-    found, t.model.seen = tuple(t.model.seen), []
-    assert len(found) == t.model.times
-    return found
-
-
-@pytest.mark.parametrize("put", [on_parameters, on_modules, on_the_model], ids=lambda put: put.__name__)
-def test_hooks_see_and_change_what_they_did(put: Callable[[Hooked], int]) -> None:
-    assert_as_without(Case(lambda: Hooked(put), "gelu", leaf, steps=SEVERAL, train=seen))
-
-
-class Unrolled(Hooked):
-    """Torch resumes after a layer that it can't compile, but not in a loop."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = self.layers
-        x = second(F.gelu(first(x)).sin().exp())
-        return F.gelu(x).sin().square().mean()
-
-
-def test_a_backward_hook_of_a_layer_cuts_the_graph_and_the_parts_share_the_budget() -> None:
-    assert_as_without(Case(lambda: Unrolled(on_a_layer), "gelu", leaf, steps=SEVERAL, train=seen))
-
-
-def test_where_a_backward_hook_of_a_layer_keeps_all_from_being_compiled_that_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    backend = rematc.backend("1MB", inner="eager")
-    Trained(Case(lambda: Hooked(on_a_layer), "", leaf, train=seen), backend)
-    plans = len(backend.plans)
-    with caplog.at_level(logging.WARNING, "rematc"):
-        del backend
-        torch._dynamo.reset()
-        gc.collect()
-    assert ("nothing was compiled by rematc.backend" in caplog.text) is (plans == 0)
 
 
 # Inside of the model

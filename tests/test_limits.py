@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import rematc
@@ -57,6 +57,11 @@ def no_shapes() -> None:
     compiled(lambda x: twice(line(x)).sum())(torch.ones(2, 4)).backward()
 
 
+def flex_attention_on_a_cpu() -> None:
+    q = torch.ones(1, 1, 128, 16, requires_grad=True)
+    compiled(lambda q: flex_attention(q, q, q))(q)  # type: ignore[arg-type, return-value]
+
+
 def too_small() -> None:
     compiled(net(), "1kB")(batch())
 
@@ -89,6 +94,7 @@ SEEN = {
     ),
     marked_dynamic: ("ConstraintViolationError", "Constraints violated"),
     no_shapes: ("", "There was no fake impl registered"),
+    flex_attention_on_a_cpu: ("NotImplementedError", "FlexAttention does not support backward on CPU"),
     too_small: ("BudgetError", ""),
 }
 
@@ -137,17 +143,10 @@ def test_a_recurrent_net_is_compiled_where_torch_is_told_to(
     assert ("allow_rnn is set" in caplog.text) is (plans == 0)
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """The only process of its group."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("inside", [False, True])
 def test_torch_s_own_modules_that_ddp_wraps_are_compiled_inside_of_it(
-    inside: bool, alone: None, caplog: pytest.LogCaptureFixture
+    inside: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert "DDP(torch.compile(model, backend=...))" in DOCS
     with caplog.at_level(logging.WARNING, "rematc"):

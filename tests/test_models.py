@@ -23,14 +23,14 @@ from rematc.options import Options, SolveOptions
 from rematc.trace import plan_model
 from tests.zoo import ZOO, Case
 from tests.zoo_more import ALL
-from tests.zoo_wide import WIDE
+from tests.zoo_wide import SEVERAL, WIDE
 
 SHARES = (0.0, 0.15, 0.3, 0.5, 0.85, None)  # of the way from the floor x 1.02 to saving everything
 QUICKLY = ("mlp", "llama", "unet")  # to look for the smallest budget of the others takes long
 
 
 def is_quick(name: str, share: float | None) -> bool:
-    return name != "resnet50" if share is None else share in (0.0, 0.5) and name in QUICKLY
+    return (name != "resnet50") if share is None else (name in QUICKLY and share in (0.0, 0.5))
 
 
 OP_BY_OP = [
@@ -44,7 +44,7 @@ OP_BY_OP = [
     for share in SHARES
 ]
 SEED = 3
-EVERY = {**ALL, **WIDE}
+EVERY = {**ALL, **WIDE, **SEVERAL}
 State = list[Tensor | None]
 
 

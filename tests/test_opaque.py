@@ -1,19 +1,16 @@
-"""Ops that rematc does not look into: those that carry graphs, collectives, and sizes that data decides."""
+"""Ops that rematc does not look into: those that carry graphs, and sizes that data decides."""
 
 from __future__ import annotations
 
 import importlib
 import operator
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as collectives
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
@@ -21,11 +18,8 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 
 import rematc
-from rematc.baselines import recompute_all
 from rematc.capture import capture
-from rematc.errors import BudgetError
 from rematc.graph import Op
-from rematc.regather import READS_SHARED
 from tests.test_graphs import (
     WIDTH,
     Around,
@@ -36,7 +30,6 @@ from tests.test_graphs import (
     eager,
     peaks,
     plain,
-    step_of,
     wavy,
 )
 
@@ -128,16 +121,13 @@ def attended(x: Tensor) -> Tensor:
     return x * found.transpose(1, 2).reshape(x.shape)
 
 
-def test_flex_attention_is_pinned_and_its_gradients_are_torch_s_to_refuse() -> None:
+def test_flex_attention_is_pinned() -> None:
     model, backend = Around(attended), eager("5MB")
     expected = by_turns(model, compiled(model, "aot_eager"), (plain,), rounds=1)
     found = by_turns(model, compiled(model, backend), (plain,), rounds=1)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     (op,) = pinned(backend, CARRIES)
     assert "flex_attention" in op.target
-    q = torch.ones(1, 1, 128, 16, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="FlexAttention does not support backward on CPU"):
-        compiled(lambda q: flex_attention(q, q, q), eager("5MB"))(q)
 
 
 def of_a_kernel() -> fx.GraphModule:
@@ -249,84 +239,3 @@ def test_a_size_that_only_the_run_knows_is_refused_as_the_docs_say(middle: str) 
 @pytest.mark.usefixtures("captured_sizes")
 def test_a_number_that_only_the_run_knows_is_no_size() -> None:
     kept(lambda x: x.sin() * x.sum().item())
-
-
-# Collectives
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def summed(x: Tensor) -> Tensor:
-    out: Tensor = collectives.all_reduce(x.sin(), "sum", dist.group.WORLD)  # type: ignore[arg-type]
-    return out.exp()
-
-
-class Gathered(nn.Module):
-    """A parameter that the graph gathers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shard = nn.Parameter(torch.linspace(-1, 1, WIDTH * WIDTH).view(WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        whole: Tensor = collectives.all_gather_tensor_autograd(self.shard, 0, dist.group.WORLD)  # type: ignore[arg-type]
-        return (x @ whole).sin()
-
-
-def collectives_of_a_step(model: Around, backend: rematc.Backend) -> dict[str, int]:
-    run = compiled(model, backend)
-    by_turns(model, run, (plain,))
-    with torch.profiler.profile(acc_events=True) as profile:
-        step_of(model, run, plain(model))
-    return {
-        e.key.split("::")[1]: e.count
-        for e in profile.key_averages()
-        if e.key.startswith("_c10d_functional::")
-    }
-
-
-@pytest.mark.usefixtures("alone")
-def test_no_plan_runs_a_collective_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    tight = kept(summed, share=0.65)
-    backends = [eager("1GB"), eager(tight.options.budget), rematc.backend(None, inner="eager")]
-    for n, backend in enumerate(backends):
-        if n == 2:  # whatever can be is recomputed
-            home = importlib.import_module("rematc.partition")
-            monkeypatch.setattr(home, "solve", lambda problem, _: recompute_all(problem))
-        found = collectives_of_a_step(Around(summed), backend)
-        assert found == {"all_reduce": 2, "wait_tensor": 2}
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_parameter_is_gathered_once_in_each_pass_whatever_the_plan() -> None:
-    budget = assert_kept(lambda _: Around(Gathered())).options.budget
-    for limit in ("1GB", budget):
-        found = collectives_of_a_step(Around(Gathered()), eager(limit))
-        assert found["all_gather_into_tensor"] == 2
-        assert found["reduce_scatter_tensor"] == 1
-
-
-@pytest.mark.usefixtures("alone")
-def test_what_is_gathered_is_not_kept_for_ops_that_are_recomputed() -> None:
-    """What reads it runs once; unless the plan may gather again, as the refusal says."""
-    backend = assert_kept(lambda _: Around(Gathered()))
-    (plan,), (problem,) = backend.plans, backend.problems
-    graph, values = problem.graph, problem.graph.values
-    whole = {
-        values[v].storage
-        for i in graph.forward
-        if "c10d" in graph.ops[i].target
-        for v in graph.ops[i].outputs
-    }
-    assert whole and whole.isdisjoint(values[v].storage for v in plan.saved)
-    assert [op.name for op in pinned(backend, READS_SHARED)] == ["mm"]
-    model = Around(Gathered())
-    for regather, advice in ((False, "regather=True, a"), (True, r"budget=\d+, a smaller")):
-        with pytest.raises(BudgetError, match=advice):
-            step_of(model, compiled(model, eager(1, regather=regather)), plain(model))

@@ -21,7 +21,7 @@ from rematc.solve import solver
 from rematc.solve.order import Order, best_order, needs, orders, reordered, restored
 from tests import oracle
 from tests.graphs import Builder, problems, random_problem
-from tests.test_simulate import effects
+from tests.test_validate import effects
 
 
 def kept(problem: Problem, order: Order) -> Plan:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from rematc.options import Inner
 from tests.cases import ROWS, SEVERAL, WIDTH, Case, Results, Trained, assert_as_without, called
-from tests.test_autograd_uses import Net, leaf
+from tests.nets import Net, leaf
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),

@@ -16,16 +16,15 @@ from rematc.measure import measure
 from rematc.options import Inner
 from tests.test_models import (
     assert_within_rounding,
+    case_for,
     clear,
     compiled,
     holds_op_by_op,
     holds_under_inductor,
     peak_of,
     same_bits,
-    silence_dropout,
     state_after,
 )
-from tests.zoo import Case
 from tests.zoo_wide import SEVERAL, WIDE, wav2vec2
 
 SHARES = (0.0, 0.5)  # of the way from the floor x 1.02 to saving everything
@@ -57,19 +56,12 @@ def test_under_inductor_the_budget_holds_and_gradients_are_equal_within_rounding
     holds_under_inductor(name, share)
 
 
-def of_several(name: str, inner: Inner) -> Case:
-    case = SEVERAL[name]()
-    if inner == "inductor":
-        silence_dropout(case)
-    return case
-
-
 def needed_by_six_steps(name: str, inner: Inner, budget: int) -> int:
     """The predicted peak of a model of several graphs, once it was asserted."""
-    case = of_several(name, inner)
+    case = case_for(name, inner)
     expected = state_after(case, lambda **inputs: case.loss(case.model(**inputs)))
     backend = rematc.backend(budget, inner=inner, measure_s=1.0)
-    case = of_several(name, inner)
+    case = case_for(name, inner)
     run = compiled(case, backend)
     for _ in range(6):
         got = state_after(case, run)
