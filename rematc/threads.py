@@ -27,6 +27,11 @@ AT_ONCE = (
     "%d threads train at the same time by rematc.backend(budget=%r): each keeps to the budget by itself, and "
     "together they may take as much more. Give each the part that it may take"
 )
+IN_BACKWARD = (
+    "a compiled graph runs forward inside of a backward pass, as under a torch.utils.checkpoint around it "
+    "(gradient_checkpointing, say). Plans count what it keeps as if it stayed from the first time on, and "
+    "recompute more than there is need for: leave the checkpoint out, or compile what is around it too"
+)
 UNUSED = (
     "nothing was compiled by rematc.backend(budget=%r), so no budget was kept. Torch compiles the code of a "
     "model, but not torch.nn's own modules where DDP, say, wraps them: there DDP(torch.compile(model)); nor "
@@ -43,6 +48,7 @@ class Threads:
         self.last: weakref.WeakKeyDictionary[threading.Thread, Steps] = weakref.WeakKeyDictionary()
         self.running: Counter[Steps] = Counter()  # forward, just now
         self.lock = threading.Lock()
+        self.said_in_backward = False
         self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget, compat.RECURRENT)
         if options.budget is None:
             self.unused.detach()
@@ -55,7 +61,10 @@ class Threads:
 
         def forward(*args: Any) -> Any:
             # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
-            if first.made.plan is None or compat.is_in_backward() or any(map(compat.is_fake, args)):
+            again = compat.is_in_backward()
+            if first.made.plan is None or again or any(map(compat.is_fake, args)):
+                if again:
+                    self._say_in_backward()
                 return graphs.get(self.last.get(threading.current_thread()), first).made.run(*args)
             with self._turn() as steps:
                 if steps not in graphs:
@@ -78,6 +87,11 @@ class Threads:
             yield steps
         finally:
             self.running[steps] -= 1
+
+    def _say_in_backward(self) -> None:
+        if self.options.budget is not None and not self.said_in_backward:
+            log.warning(IN_BACKWARD)
+            self.said_in_backward = True
 
     def _free(self) -> Steps | None:
         """Some in which nothing runs or waits to go back."""

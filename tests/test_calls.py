@@ -183,8 +183,13 @@ def test_held_results_that_leave_too_little_are_refused() -> None:
     assert len(held) == 8
 
 
-def test_a_checkpoint_around_compiled_blocks_runs_them_again_as_they_were() -> None:
-    model, _ = made("blocks", rematc.backend(1_500_000, inner="eager"))
+def test_a_checkpoint_around_compiled_blocks_runs_them_again_as_they_were_and_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    budget = 1_500_000
+    model, plain = made("blocks", rematc.backend(budget, inner="eager"))
+    step_of(model, plain)()
+    assert "as under a torch.utils.checkpoint" not in caplog.text
 
     def run(x: Tensor) -> Tensor:
         for block in model.blocks:
@@ -194,6 +199,8 @@ def test_a_checkpoint_around_compiled_blocks_runs_them_again_as_they_were() -> N
     expected = gradients(model, Model.forward.__get__(model))
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(gradients(model, run), expected, strict=True))
+    assert caplog.text.count("as under a torch.utils.checkpoint") == 1
+    assert peak(model, run) <= budget
 
 
 def test_a_forward_pass_that_failed_is_no_step() -> None:

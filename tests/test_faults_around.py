@@ -16,7 +16,7 @@ CAPTURE, RANKS, REGATHER, STEPS = "rematc.capture", "rematc.ranks", "rematc.rega
 POLICIES = "test_policies.py::test_what_must_be_recomputed_is_not_saved_though_there_is_room"
 RESULTS = "test_policies.py::test_what_forward_returns_is_there_and_not_made_again"
 MEETING = "test_regather.py::test_ranks_plan_for_the_one_with_the_least_room"
-GATHERS = "test_opaque.py::test_a_parameter_is_gathered_once_in_each_pass_whatever_the_plan"
+GATHERS = "test_collectives.py::test_a_parameter_is_gathered_once_in_each_pass_whatever_the_plan"
 DECISION, SHARE = "test_decision.py", "test_steps.py::test_the_budget_holds_for_all_graphs_together"
 
 NOT_ASKED = "    if not whole and not any(_is_asked_for(n) for n in joint.graph.nodes):\n        return\n"
@@ -66,7 +66,7 @@ FAULTS: list[tuple[Fault, str]] = [
     (Fault("parameters are not told", GATHERED, "node.meta[STATIC] = True", "pass"), GATHERS),
     (
         Fault("collectives run again", CAPTURE, " else COLLECTIVE\n", " else None\n"),
-        "test_opaque.py::test_no_plan_runs_a_collective_twice",
+        "test_collectives.py::test_no_plan_runs_a_collective_twice",
     ),
     (
         Fault("graphs in ops run again", CAPTURE, HIGHER_ORDER, "        return None\n"),
@@ -74,7 +74,7 @@ FAULTS: list[tuple[Fault, str]] = [
     ),
     (
         Fault("readers run again", MUST, "node.meta[READS_WHOLE] = True", "pass"),
-        "test_opaque.py::test_what_is_gathered_is_not_kept_for_ops_that_are_recomputed",
+        "test_collectives.py::test_what_is_gathered_is_not_kept_for_ops_that_are_recomputed",
     ),
     (Fault("the first rank's room", RANKS, "resident_bytes=max(found)", "resident_bytes=found[0]"), MEETING),
     (Fault("nobody waits", RANKS, "for rank in ranks]", "for rank in ranks[:1]]"), MEETING),
