@@ -100,12 +100,12 @@ def assert_as_without(case: Case, inner: Inner = "eager") -> None:
     if inner == "eager":
         assert_same_bits(case, ours, backend)
     else:
-        assert_within_rounding(case, ours)
+        assert_as_inductor_alone(case, ours)
     predicted = max(plan.peak_bytes for plan in backend.plans)
     assert measured <= predicted <= backend.options.budget
 
 
-def assert_within_rounding(case: Case, ours: Trained) -> None:
+def assert_as_inductor_alone(case: Case, ours: Trained) -> None:
     """Of what Inductor alone computes; state that is counted, and generators, to the bit."""
     theirs = Trained(case, "inductor")
     for mine, other in zip(ours.states, theirs.states, strict=True):

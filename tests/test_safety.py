@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -66,6 +67,8 @@ def child(how: str, budget_bytes: int) -> None:
     sys.stdin.readline()
     if how == "killed":
         os.replace = _killed_instead  # type: ignore[assignment]
+    if how == "no room":  # for the second half of a file: the system writes the first, and refuses the rest
+        resource.setrlimit(resource.RLIMIT_FSIZE, (128, resource.RLIM_INFINITY))
     backend, grads = train(budget_bytes)
     peak = backend.plans[0].peak_bytes
     print(json.dumps({"peak": peak, "gradients": [g.flatten().tolist() for g in grads]}))
@@ -169,6 +172,15 @@ def test_a_full_disk_is_said_once_for_each_folder_and_training_goes_on(
     ]
     assert_said(caplog, *told)
     assert not list((folder / "plans").iterdir())  # nothing half-written is left
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_file_keeps_nothing_of_it(folder: Path) -> None:
+    ((status, out, log),) = let_go([started("no room", budget())])
+    assert status == 0 and log.count("File too large") == log.count("training goes on") > 0, log
+    model = net()
+    expected = gradients(model, torch.compile(model, backend="aot_eager"))
+    assert json.loads(out)["gradients"] == [g.flatten().tolist() for g in expected]
+    assert not [path for path in folder.rglob("*") if path.suffix == ".part" or path.parent.name == "plans"]
 
 
 WRITING = ["open", "mkdir", "replace"]
