@@ -17,8 +17,8 @@ from tests.cases import (
     ROWS,
     WIDTH,
     Case,
-    assert_same_bits,
     assert_as_inductor_alone,
+    assert_same_bits,
     under_the_smallest_budget,
 )
 from tests.joints import graph_of, joint_of
