@@ -109,7 +109,7 @@ class Backend:
         Raised here it would come wrapped in Dynamo's words, or, with ``suppress_errors``, be
         dropped and the model run with no budget at all.
         """
-        compiler = _Compiler(self, gm)
+        compiler = _Compiler(self, gm, compat.Traced(gm, inputs))
         self.threads.unused.detach()
         if self.options.budget is not None and compat.versions_left() == 0:
             log.warning(LAST, compat.VERSIONS)
@@ -148,17 +148,18 @@ class Backend:
 class _Compiler:
     """Compiles a graph for a backend, as often as it takes; the backend has the plan of the last time."""
 
-    def __init__(self, backend: Backend, gm: fx.GraphModule) -> None:
+    def __init__(self, backend: Backend, gm: fx.GraphModule, traced: compat.Traced) -> None:
         self.backend = backend
         self.gm = gm
+        self.traced = traced
         self.place: int | None = None  # among the backend's plans
 
     def __call__(self, inputs: Any, given: Given) -> Made:
         """Compile; raises errors of ours as they are."""
-        with compat.compiling():
-            return self._compiled(inputs, given)
+        with compat.compiling(), self.traced.shown(inputs) as shown:
+            return self._compiled(inputs, shown, given)
 
-    def _compiled(self, inputs: Any, given: Given) -> Made:
+    def _compiled(self, inputs: Any, shown: Any, given: Given) -> Made:
         give_way()  # what is measured on the device while compiling is no part of a step
         options, done, before = self.backend.options, list[Partitioned](), sys.exc_info()[1]
         gm = _twin(self.gm)  # compilers change what they are given
@@ -168,13 +169,13 @@ class _Compiler:
             state = beside - options.reserve_bytes + accumulated
             if options.inner == "eager":
                 partition_fn = partitions(options, done.append, state, given)
-                run = compat.aot_eager(gm, inputs, partition_fn=partition_fn, compiler=op_by_op)
+                run = compat.aot_eager(gm, shown, partition_fn=partition_fn, compiler=op_by_op)
             else:
                 from rematc.inductor import compile_as_planned
                 from rematc.partitioner import Partitioner
 
                 partitioner = Partitioner(options, done.append, state, given, planned=True)
-                run = compile_as_planned(gm, inputs, partitioner)
+                run = compile_as_planned(gm, shown, partitioner)
         except Exception as e:
             if (ours := error_of_ours(e, before)) is not None and ours is not e:
                 raise ours from None
@@ -193,7 +194,7 @@ class _Compiler:
 
     def anew(self) -> _Compiler:
         """One with plans of its own."""
-        return _Compiler(self.backend, self.gm)
+        return _Compiler(self.backend, self.gm, self.traced)
 
     def record(self, problem: Problem, plan: Plan, outside: Outside) -> None:
         """The backend has this plan for the graph from now on."""

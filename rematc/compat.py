@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 from unittest import mock
@@ -131,6 +131,45 @@ def started_kernel(target: object, kwargs: Mapping[str, Any]) -> Any:
     if target not in (of_torch.triton_kernel_wrapper_functional, of_torch.triton_kernel_wrapper_mutation):
         return None
     return triton_kernel(of_torch.kernel_side_table.get_kernel(kwargs["kernel_idx"]))
+
+
+class Traced:
+    """How Dynamo shows the inputs of a graph while it compiles it: so they can be shown again, at any time.
+
+    Traced with the numbers of one run instead, those that vary would become constants of the code.
+    """
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        from torch._guards import TracingContext
+
+        symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        self.context = TracingContext.try_get()
+        self.numbers = {i: x for i, x in enumerate(inputs) if isinstance(x, symbols)}
+        self.tensors = {i: x for i, x in enumerate(map(self._known, inputs)) if x is not None}
+        values = (node.meta.get("example_value") for node in gm.graph.nodes)
+        self.symbols = [value for value in values if isinstance(value, symbols)]
+
+    def _known(self, value: Any) -> Any:
+        """Which of the sizes, and of the numbers in a tensor, vary."""
+        known = self.context.tensor_to_context if self.context is not None else {}
+        return known.get(value) if isinstance(value, torch.Tensor) else None
+
+    @contextmanager
+    def shown(self, inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Inside, the inputs of a run are traced as those that Dynamo compiled with.
+
+        Where all that varied are sizes it makes no difference: they were fixed (`rematc.pose`).
+        """
+        from torch._guards import TracingContext, tracing
+
+        varies = any(symbol.node.expr.free_symbols for symbol in self.symbols)
+        if self.context is None or TracingContext.try_get() is self.context or not varies:
+            yield inputs
+            return
+        for i, known in self.tensors.items():
+            self.context.tensor_to_context[inputs[i]] = known
+        with tracing(self.context):
+            yield [self.numbers.get(i, x) for i, x in enumerate(inputs)]
 
 
 @contextmanager
