@@ -34,6 +34,11 @@ LAST = (
     "torch compiles this function no more than this once (%s): for inputs of yet another size it runs "
     "eagerly, and no budget is kept. Raise the limit, or pad to fewer sizes"
 )
+DIFFERENTIATED = (
+    "gradients that a compiled function takes itself (torch.func.grad) are ops of one graph, which has no "
+    "backward pass: it gets no plan, and no budget is kept. Compile the function that is differentiated, and "
+    "differentiate it outside"
+)
 _THREADS: weakref.WeakValueDictionary[Options, Threads] = weakref.WeakValueDictionary()
 
 
@@ -181,6 +186,8 @@ class _Compiler:
                 raise ours from None
             raise
         if not done:
+            if options.budget is not None and compat.differentiates(gm):
+                log.warning(DIFFERENTIATED)
             return Made(run)
         plan, forward_ns = done[-1].plan, done[-1].problem.forward_ns
         if plan.status == "greedy":

@@ -208,6 +208,19 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def is_autograd_compiled() -> bool:
+    """Is what runs now a backward pass that compiled autograd has traced, or is its setting on?"""
+    from torch._dynamo import compiled_autograd, config
+
+    runs = getattr(compiled_autograd, "in_compiled_autograd_region", False)
+    return bool(runs or getattr(config, "compiled_autograd", False))
+
+
+def differentiates(gm: fx.GraphModule) -> bool:
+    """Does a graph of Dynamo's take gradients itself, as by `torch.func.grad`?"""
+    return any("_grad_increment_nesting" in str(node.target) for node in gm.graph.nodes)
+
+
 def autocast_off() -> AbstractContextManager[Any]:
     """Inside, no op is cast, whatever autocast is around."""
     return torch._C._DisableAutocast()

@@ -18,6 +18,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+import torch
+
+from rematc import compat
 from rematc.calls import Call, python_nodes
 from rematc.kinds import Key, Kind, kept_beside, key_of
 from rematc.share import FOLLOWED_BYTES
@@ -33,7 +36,8 @@ class Ledger(Generic[G]):
     ``running``: of the step that runs. ``held``: of earlier steps, not differentiated when this one began,
     and still there. ``left``: those that were, or never can be, and of which somebody has results; if
     ``left_stays``, when the backward pass began too, and not just until the step had results of its own.
-    ``kinds``: the steps of several calls.
+    ``kinds``: the steps of several calls. ``is_retraced``: compiled autograd has made graphs of its own of
+    backward passes.
     """
 
     def __init__(self) -> None:
@@ -44,6 +48,7 @@ class Ledger(Generic[G]):
         self.collections = 0  # of garbage that there may still be, and that may hold results
         self.passes = 0  # backward passes that have begun
         self.kinds: dict[Key[G], Kind[G]] = {}
+        self.is_retraced = False
         self.carried: set[G] = set()  # graphs that went back in another step
 
     def begins(self) -> bool:
@@ -153,10 +158,12 @@ class Ledger(Generic[G]):
             gc.collect()
         return is_left()
 
+    @torch.compiler.disable  # else Dynamo compiles it where autograd is called in a function that it compiled
     def _goes_back(self, call: Call[G], gradients: Any) -> None:
         """The backward pass of ``call`` begins; those that are through may have left results to somebody."""
         through = [other for other in self.running if other.is_through and other is not call]
         self.passes += 1
+        self.is_retraced = self.is_retraced or compat.is_autograd_compiled()
         call.backward_begins(gradients, self.passes)
         if not through and not self.left_stays:
             self.left_stays = self._is_left_still(lambda: any(old.made.live_bytes() for old in self.left))

@@ -46,6 +46,11 @@ EAGER = (
     "its modules breaks the graph (TORCH_LOGS=graph_breaks tells which)"
 )
 
+RETRACED = (
+    "compiled autograd traces the backward pass again and compiles it by itself, so that it does not run as "
+    "planned, and may take more than the budget: leave torch._dynamo.config.compiled_autograd off"
+)
+
 
 class Steps:
     """The graphs that share a budget, and the steps that they ran in."""
@@ -57,7 +62,7 @@ class Steps:
         self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
-        self.said_eager = False
+        self.said_eager = self.said_retraced = False
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
         self.surveys = Surveys(self._count_outside)
 
@@ -99,6 +104,7 @@ class Steps:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
             self._say_what_is_eager(args)
+            self._say_if_retraced()
             self.surveys.begin(graph, args)
             read = dict(storages(args))
             held = kept_beside(read, self.calls.held)
@@ -118,6 +124,11 @@ class Steps:
         if any("Compiled" not in name for name in makers) and not self.said_eager:
             log.warning(EAGER)
             self.said_eager = True
+
+    def _say_if_retraced(self) -> None:
+        if self.calls.is_retraced and not self.said_retraced:
+            log.warning(RETRACED)
+            self.said_retraced = True
 
     def _say_what_is_held(self, held: int) -> None:
         if held > 2 * self.said_bytes:  # one that grows, or comes again, is not said at each step

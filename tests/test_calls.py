@@ -203,6 +203,22 @@ def test_a_checkpoint_around_compiled_blocks_runs_them_again_as_they_were_and_is
     assert peak(model, run) <= budget
 
 
+def test_what_rematc_does_is_not_compiled_where_a_compiled_function_calls_autograd(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Dynamo looks into what autograd calls from there: hooks were graphs, and ran as part of a step."""
+    model = Model(broken=False)
+    weights = list(model.parameters())
+    backend = rematc.backend(1_500_000, inner="eager")
+    run = torch.compile(lambda x: torch.autograd.grad(model(x), weights), backend=backend)
+    with caplog.at_level(logging.WARNING, "rematc"):
+        for _ in range(3):
+            found = run(batch())
+    expected = torch.autograd.grad(model(batch()), weights)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not caplog.records and len(backend.plans) == 1
+
+
 def test_a_forward_pass_that_failed_is_no_step() -> None:
     budget = 1_300_000
     backend = rematc.backend(budget, inner="eager")

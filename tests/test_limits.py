@@ -47,6 +47,11 @@ def marked_dynamic() -> None:
     compiled(net())(x)
 
 
+def nested() -> None:
+    rows = [torch.ones(2, 32), torch.ones(3, 32)]
+    compiled(net())(torch.nested.nested_tensor(rows, layout=torch.jagged))
+
+
 @torch.library.custom_op("test_limits::twice", mutates_args=())
 def twice(x: Tensor) -> Tensor:
     return 2 * x
@@ -93,6 +98,7 @@ SEEN = {
         "torch.compile with aot_autograd does not currently support double backward",
     ),
     marked_dynamic: ("ConstraintViolationError", "Constraints violated"),
+    nested: ("ConstraintViolationError", "Constraints violated"),
     no_shapes: ("", "There was no fake impl registered"),
     flex_attention_on_a_cpu: ("NotImplementedError", "FlexAttention does not support backward on CPU"),
     too_small: ("BudgetError", ""),
@@ -115,6 +121,39 @@ def test_a_tensor_made_in_the_model_is_no_limit() -> None:
         torch.ones(2, 4)
     ).backward()
     assert line.weight.grad is not None and len(backend.plans) == 1
+
+
+def test_gradients_that_a_compiled_function_takes_itself_are_said_to_keep_no_budget(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    words = "gradients that a compiled function takes itself"
+    model = nn.Linear(32, 1)
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, weights, (x,)).square().mean()
+
+    given = {name: p.detach() for name, p in model.named_parameters()}
+    with caplog.at_level(logging.WARNING, "rematc"):
+        run = compiled(lambda x: torch.func.grad(loss)(given, x)["weight"])
+        torch.testing.assert_close(run(batch()), torch.func.grad(loss)(given, batch())["weight"])
+    assert caplog.text.count(words) == 1 and words in DOCS
+    with caplog.at_level(logging.WARNING, "rematc"), torch.no_grad():
+        compiled(model)(batch())
+    assert caplog.text.count(words) == 1
+
+
+def test_compiled_autograd_is_said_to_run_backward_in_its_own_way(caplog: pytest.LogCaptureFixture) -> None:
+    words = "compiled autograd traces the backward pass again"
+    model = net().eval()
+
+    def step(x: Tensor) -> None:
+        model(x).square().mean().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True), caplog.at_level(logging.WARNING, "rematc"):
+        run = torch.compile(step, backend=rematc.backend("1MB", inner="eager"))
+        for _ in range(3):
+            run(batch())
+    assert caplog.text.count(words) == 1 and words in DOCS
 
 
 class Recurrent(nn.Module):
