@@ -76,6 +76,13 @@ def test_of_a_mask_something_is_chosen() -> None:
     assert taken([call])[call.key].workspace_bytes > measured.peak_bytes - 2 * measured.end_bytes
 
 
+def test_what_reads_memory_that_another_kernel_laid_out_is_not_run_on_made_up_data() -> None:
+    """An LSTM's backward pass crashed the process."""
+    with mock.patch("rematc.costs.workspace._run") as run:
+        assert taken([Call(aten.mkldnn_rnn_layer_backward.default, (torch.ones(2),), {})]) == {}
+    assert not run.called
+
+
 def test_on_cuda_it_is_what_an_op_asks_of_the_allocator() -> None:
     """In whole units; what the allocator has in larger blocks depends on what is free at the time."""
     x = torch.ones(8)

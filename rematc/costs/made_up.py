@@ -15,9 +15,16 @@ from rematc.costs.call import Call
 from rematc.pure import is_declared
 
 
+LAID_OUT = ("workspace", "reserve")  # memory that another kernel of a library laid out, as of a recurrent net
+
+
 def may_run(call: Call) -> bool:
-    """Has the op no effect beyond its results, as far as its namespace says, or who wrote it?"""
-    return call.is_of_torch or is_declared(call.target)
+    """Has the op no effect beyond its results, as far as its namespace says, or who wrote it?
+
+    Nor does it take made-up data for what it is not: kernels read without a look what others left them.
+    """
+    reads_laid_out = call.is_of_torch and any(a.name in LAID_OUT for a in call.target._schema.arguments)
+    return is_declared(call.target) or (call.is_of_torch and not reads_laid_out)
 
 
 def check_room(call: Call) -> None:
