@@ -14,7 +14,6 @@ from rematc.capture import is_symbolic
 from rematc.costs.call import Call
 from rematc.pure import is_declared
 
-
 LAID_OUT = ("workspace", "reserve")  # memory that another kernel of a library laid out, as of a recurrent net
 
 
