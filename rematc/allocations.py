@@ -91,7 +91,7 @@ def backward_passes(begin: Callable[[str], None]) -> Iterator[None]:
     depth = 0
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
-        @torch.compiler.disable
+        @torch.compiler.disable  # not what is watched, nor the watching
         @wraps(run)
         def running(*args: Any, **kwargs: Any) -> Any:
             nonlocal depth

@@ -7,6 +7,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -23,6 +24,7 @@ from rematc.problem import Problem
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.survey import Outside
 from rematc.threads import Threads
+from rematc.traced import Traced
 from rematc.versions import check_torch
 
 log = logging.getLogger(__name__)
@@ -114,7 +116,7 @@ class Backend:
         Raised here it would come wrapped in Dynamo's words, or, with ``suppress_errors``, be
         dropped and the model run with no budget at all.
         """
-        compiler = _Compiler(self, gm, compat.Traced(gm, inputs))
+        compiler = _Compiler(self, gm, Traced(gm, inputs))
         self.threads.unused.detach()
         if self.options.budget is not None and compat.versions_left() == 0:
             log.warning(LAST, compat.VERSIONS)
@@ -153,7 +155,7 @@ class Backend:
 class _Compiler:
     """Compiles a graph for a backend, as often as it takes; the backend has the plan of the last time."""
 
-    def __init__(self, backend: Backend, gm: fx.GraphModule, traced: compat.Traced) -> None:
+    def __init__(self, backend: Backend, gm: fx.GraphModule, traced: Traced) -> None:
         self.backend = backend
         self.gm = gm
         self.traced = traced
@@ -161,10 +163,10 @@ class _Compiler:
 
     def __call__(self, inputs: Any, given: Given) -> Made:
         """Compile; raises errors of ours as they are."""
-        with compat.compiling(), self.traced.shown(inputs) as shown:
-            return self._compiled(inputs, shown, given)
+        with compat.compiling():
+            return self._compiled(inputs, given)
 
-    def _compiled(self, inputs: Any, shown: Any, given: Given) -> Made:
+    def _compiled(self, inputs: Any, given: Given) -> Made:
         give_way()  # what is measured on the device while compiling is no part of a step
         options, done, before = self.backend.options, list[Partitioned](), sys.exc_info()[1]
         gm = _twin(self.gm)  # compilers change what they are given
@@ -174,20 +176,21 @@ class _Compiler:
             state = beside - options.reserve_bytes + accumulated
             if options.inner == "eager":
                 partition_fn = partitions(options, done.append, state, given)
-                run = compat.aot_eager(gm, shown, partition_fn=partition_fn, compiler=op_by_op)
+                compile = partial(compat.aot_eager, gm, partition_fn=partition_fn, compiler=op_by_op)
             else:
                 from rematc.inductor import compile_as_planned
                 from rematc.partitioner import Partitioner
 
                 partitioner = Partitioner(options, done.append, state, given, planned=True)
-                run = compile_as_planned(gm, shown, partitioner)
+                compile = partial(compile_as_planned, gm, partitioner=partitioner)
+            run = self.traced.trace(compile, inputs)
         except Exception as e:
             if (ours := error_of_ours(e, before)) is not None and ours is not e:
                 raise ours from None
             raise
         if not done:
-            if options.budget is not None and compat.differentiates(gm):
-                log.warning(DIFFERENTIATED)
+            if compat.differentiates(gm):
+                self.backend.threads.say_once(DIFFERENTIATED)
             return Made(run)
         plan, forward_ns = done[-1].plan, done[-1].problem.forward_ns
         if plan.status == "greedy":

@@ -57,7 +57,7 @@ class Call(Generic[G]):
             self.survey.backward_begins(self.place, gradients)
         self.went_back = self.went_back or number
 
-    @torch.compiler.disable  # as of `Ledger`
+    @torch.compiler.disable  # or Dynamo compiles it, where a function that it compiled calls autograd
     def backward_ends(self, results: Any) -> None:
         """The same; ``results`` are among what it returned."""
         if self.survey:

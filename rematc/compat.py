@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 from unittest import mock
@@ -133,43 +133,39 @@ def started_kernel(target: object, kwargs: Mapping[str, Any]) -> Any:
     return triton_kernel(of_torch.kernel_side_table.get_kernel(kwargs["kernel_idx"]))
 
 
-class Traced:
-    """How Dynamo shows the inputs of a graph while it compiles it: so they can be shown again, at any time.
+def tracing_context() -> Any:
+    """What Dynamo, and whatever it calls, knows of the graph that it compiles now; None outside of it."""
+    from torch._guards import TracingContext
 
-    Traced with the numbers of one run instead, those that vary would become constants of the code.
-    """
+    return TracingContext.try_get()
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        from torch._guards import TracingContext
 
-        symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
-        self.context = TracingContext.try_get()
-        self.numbers = {i: x for i, x in enumerate(inputs) if isinstance(x, symbols)}
-        self.tensors = {i: x for i, x in enumerate(map(self._known, inputs)) if x is not None}
-        values = (node.meta.get("example_value") for node in gm.graph.nodes)
-        self.symbols = [value for value in values if isinstance(value, symbols)]
+def traced_in(context: Any) -> AbstractContextManager[Any]:
+    """Inside, ``context`` is the `tracing_context`."""
+    from torch._guards import tracing
 
-    def _known(self, value: Any) -> Any:
-        """Which of the sizes, and of the numbers in a tensor, vary."""
-        known = self.context.tensor_to_context if self.context is not None else {}
-        return known.get(value) if isinstance(value, torch.Tensor) else None
+    return tracing(context)
 
-    @contextmanager
-    def shown(self, inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
-        """Inside, the inputs of a run are traced as those that Dynamo compiled with.
 
-        Where all that varied are sizes it makes no difference: they were fixed (`rematc.pose`).
-        """
-        from torch._guards import TracingContext, tracing
+def stand_in(value: Any, context: Any) -> Any:
+    """The fake tensor, without memory, that Dynamo has a graph traced with in place of an input."""
+    known = context.tensor_to_context.get(value) if isinstance(value, torch.Tensor) else None
+    if known is None:
+        return value
+    source = known.tensor_source
+    return context.fake_mode.from_tensor(value, symbolic_context=known, source=source, trace=False)
 
-        varies = any(symbol.node.expr.free_symbols for symbol in self.symbols)
-        if self.context is None or TracingContext.try_get() is self.context or not varies:
-            yield inputs
-            return
-        for i, known in self.tensors.items():
-            self.context.tensor_to_context[inputs[i]] = known
-        with tracing(self.context):
-            yield [self.numbers.get(i, x) for i, x in enumerate(inputs)]
+
+def may_vary(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Is a number of a graph still open? A float is asked of its tensor in each trace, though it is not."""
+    return isinstance(number, torch.SymFloat) or bool(number.node.expr.free_symbols)
+
+
+def restart() -> type[Exception]:
+    """What torch raises for Dynamo to begin anew, with a number that is fixed as a constant."""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+
+    return TensorifyScalarRestartAnalysis
 
 
 @contextmanager
@@ -209,11 +205,11 @@ def is_in_backward() -> bool:
 
 
 def is_autograd_compiled() -> bool:
-    """Is what runs now a backward pass that compiled autograd has traced, or is its setting on?"""
-    from torch._dynamo import compiled_autograd, config
+    """Is what runs now a backward pass that compiled autograd has traced?"""
+    from torch._dynamo import compiled_autograd
 
-    runs = getattr(compiled_autograd, "in_compiled_autograd_region", False)
-    return bool(runs or getattr(config, "compiled_autograd", False))
+    names = ("in_compiled_autograd_region", "compiled_autograd_enabled")
+    return any(getattr(compiled_autograd, name, False) for name in names)
 
 
 def differentiates(gm: fx.GraphModule) -> bool:

@@ -158,7 +158,7 @@ class Ledger(Generic[G]):
             gc.collect()
         return is_left()
 
-    @torch.compiler.disable  # else Dynamo compiles it where autograd is called in a function that it compiled
+    @torch.compiler.disable  # or Dynamo compiles it, where a function that it compiled calls autograd
     def _goes_back(self, call: Call[G], gradients: Any) -> None:
         """The backward pass of ``call`` begins; those that are through may have left results to somebody."""
         through = [other for other in self.running if other.is_through and other is not call]

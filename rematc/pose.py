@@ -19,6 +19,7 @@ from rematc.passes import canonicalize
 from rematc.problem import Problem
 from rematc.regather import without_price
 from rematc.resident import epilogue_bytes, resident_bytes
+from rematc.storages import tensors
 from rematc.survey import Outside
 from rematc.target import Target, device_of, target_of
 
@@ -98,12 +99,13 @@ def say_if_checkpointed(joint: fx.GraphModule) -> None:
 
 
 def _fix_sizes(joint: fx.GraphModule) -> None:
-    """Make every size of an input that Dynamo left open the one that the trace saw.
+    """Make every size that Dynamo left open the one that the trace saw: of inputs, and of all values.
 
     A plan keeps its budget at these sizes and no others; others are compiled, and planned, anew.
     """
-    for node in joint.graph.find_nodes(op="placeholder"):
-        val = node.meta.get("val")
-        for size in val.shape if isinstance(val, torch.Tensor) else ():
-            compat.hint(size)  # raises where the run alone knows
-            int(size)  # a guard, where the size is symbolic
+    for node in joint.graph.nodes:
+        for tensor in tensors(node.meta.get("val")):
+            if tensor.layout == torch.strided:
+                for size in (*tensor.shape, tensor.untyped_storage().nbytes()):
+                    compat.hint(size)  # raises where the run alone knows
+                    int(size)  # a guard, where the size is symbolic

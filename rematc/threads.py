@@ -48,7 +48,7 @@ class Threads:
         self.last: weakref.WeakKeyDictionary[threading.Thread, Steps] = weakref.WeakKeyDictionary()
         self.running: Counter[Steps] = Counter()  # forward, just now
         self.lock = threading.Lock()
-        self.said_in_backward = False
+        self.said: set[str] = set()
         self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget, compat.RECURRENT)
         if options.budget is None:
             self.unused.detach()
@@ -63,8 +63,8 @@ class Threads:
             # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
             again = compat.is_in_backward()
             if first.made.plan is None or again or any(map(compat.is_fake, args)):
-                if again:
-                    self._say_in_backward()
+                if again and first.made.plan is not None:
+                    self.say_once(IN_BACKWARD)
                 return graphs.get(self.last.get(threading.current_thread()), first).made.run(*args)
             with self._turn() as steps:
                 if steps not in graphs:
@@ -88,10 +88,11 @@ class Threads:
         finally:
             self.running[steps] -= 1
 
-    def _say_in_backward(self) -> None:
-        if self.options.budget is not None and not self.said_in_backward:
-            log.warning(IN_BACKWARD)
-            self.said_in_backward = True
+    def say_once(self, warning: str) -> None:
+        """Of what keeps a budget from being kept, or kept well; where there is none, nothing is said."""
+        if self.options.budget is not None and warning not in self.said:
+            log.warning("%s", warning)
+            self.said.add(warning)
 
     def _free(self) -> Steps | None:
         """Some in which nothing runs or waits to go back."""

@@ -219,6 +219,24 @@ def test_what_rematc_does_is_not_compiled_where_a_compiled_function_calls_autogr
     assert not caplog.records and len(backend.plans) == 1
 
 
+def test_an_update_that_runs_in_backward_is_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    backend = rematc.backend(3_000_000, inner="eager")
+    model, run = made("one graph", backend)
+    update = torch.compile(lambda p, g: p.sub_(g, alpha=0.1), backend=backend)
+
+    def step(p: Tensor) -> None:
+        with torch.no_grad():
+            update(p, p.grad)
+        p.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    with caplog.at_level(logging.WARNING, "rematc"):
+        for _ in range(2):
+            run(batch()).backward()
+    assert not caplog.records
+
+
 def test_a_forward_pass_that_failed_is_no_step() -> None:
     budget = 1_300_000
     backend = rematc.backend(budget, inner="eager")

@@ -14,7 +14,8 @@ from rematc.capture import is_symbolic
 from rematc.costs.call import Call
 from rematc.pure import is_declared
 
-LAID_OUT = ("workspace", "reserve")  # memory that another kernel of a library laid out, as of a recurrent net
+# So begin names of memory that another kernel of a library laid out, as of a recurrent net.
+LAID_OUT = ("workspace", "reserve")
 
 
 def may_run(call: Call) -> bool:
@@ -22,7 +23,9 @@ def may_run(call: Call) -> bool:
 
     Nor does it take made-up data for what it is not: kernels read without a look what others left them.
     """
-    reads_laid_out = call.is_of_torch and any(a.name in LAID_OUT for a in call.target._schema.arguments)
+    reads_laid_out = call.is_of_torch and any(
+        a.name.startswith(LAID_OUT) for a in call.target._schema.arguments
+    )
     return is_declared(call.target) or (call.is_of_torch and not reads_laid_out)
 
 
