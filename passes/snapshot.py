@@ -45,7 +45,7 @@ def _overwritten(joint: fx.GraphModule) -> list[fx.Node]:
 def _writes(op: fx.Node, target: fx.Node) -> bool:
     if not compat.is_overload(op.target):
         return False
-    arguments = op.target._schema.arguments  # type: ignore[union-attr]
+    arguments = compat.schema(op.target).arguments
     given = [*zip(arguments, op.args, strict=False)]
     given += [(a, op.kwargs[a.name]) for a in arguments if a.name in op.kwargs]
     return any(value is target and a.is_write for a, value in given)

@@ -207,7 +207,7 @@ def pin_of(node: fx.Node) -> str | None:
         return None if REGATHERED in node.meta else COLLECTIVE
     if is_random(node):
         return "random"
-    if target._schema.is_mutable:  # type: ignore[union-attr]
+    if compat.schema(target).is_mutable:
         return "mutates"
     if namespace not in PURE_NAMESPACES and not is_declared(target):
         return f"effect: custom op of {namespace!r}, which may do more than its result shows: see rematc.pure"
@@ -239,7 +239,7 @@ def must_run(node: fx.Node) -> str | None:
     if node.meta.get(SNAPSHOT):
         return "mutates: keeps the old value of an input that forward overwrites"
     if compat.is_overload(node.target):
-        if node.target._schema.is_mutable:  # type: ignore[union-attr]
+        if compat.schema(node.target).is_mutable:
             return "mutates"
         if is_random(node):
             return "random"  # the generator has to move on, for those that draw after it
@@ -251,9 +251,10 @@ def is_random(node: fx.Node) -> bool:
     target: Any = node.target
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    names = [a.name for a in target._schema.arguments]
+    arguments = compat.schema(target).arguments
+    names = [a.name for a in arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    defaults = {a.name: a.default_value for a in target._schema.arguments}
+    defaults = {a.name: a.default_value for a in arguments}
     if "dropout_p" in names:
         return given.get("dropout_p", defaults["dropout_p"]) != 0.0
     return True

@@ -100,6 +100,11 @@ def is_overload(target: object) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def schema(overload: Any) -> Any:
+    """What an overload says of its arguments, and whether it writes into any."""
+    return overload._schema
+
+
 def overloads(op: object) -> tuple[Any, ...]:
     """Of torch.ops.namespace.name, or of what `torch.library.custom_op` made; () of anything else."""
     if isinstance(op, torch._ops.OpOverloadPacket):
@@ -294,6 +299,7 @@ def inner_exception(error: BaseException) -> BaseException | None:
 
 VERSIONS = "torch._dynamo.config.recompile_limit"
 RECURRENT = "torch._dynamo.config.allow_rnn"
+RETRACING = "torch._dynamo.config.compiled_autograd"
 DONATED = "torch._functorch.config.donated_buffer"
 
 

@@ -163,7 +163,7 @@ class Ledger(Generic[G]):
         """The backward pass of ``call`` begins; those that are through may have left results to somebody."""
         through = [other for other in self.running if other.is_through and other is not call]
         self.passes += 1
-        self.is_retraced = self.is_retraced or compat.is_autograd_compiled()
+        self.is_retraced |= compat.is_autograd_compiled()
         call.backward_begins(gradients, self.passes)
         if not through and not self.left_stays:
             self.left_stays = self._is_left_still(lambda: any(old.made.live_bytes() for old in self.left))

@@ -103,9 +103,8 @@ def _fix_sizes(joint: fx.GraphModule) -> None:
 
     A plan keeps its budget at these sizes and no others; others are compiled, and planned, anew.
     """
-    for node in joint.graph.nodes:
-        for tensor in tensors(node.meta.get("val")):
-            if tensor.layout == torch.strided:
-                for size in (*tensor.shape, tensor.untyped_storage().nbytes()):
-                    compat.hint(size)  # raises where the run alone knows
-                    int(size)  # a guard, where the size is symbolic
+    found = [tensor for node in joint.graph.nodes for tensor in tensors(node.meta.get("val"))]
+    dense = [tensor for tensor in found if tensor.layout == torch.strided]  # others are refused
+    for size in (size for t in dense for size in (*t.shape, t.untyped_storage().nbytes())):
+        compat.hint(size)  # raises where the run alone knows
+        int(size)  # a guard, where the size is symbolic

@@ -44,7 +44,7 @@ def pure(op: T) -> T:
             "torch.ops.namespace.name, or a Triton kernel"
         )
     for overload in overloads:
-        if overload._schema.is_mutable:
+        if compat.schema(overload).is_mutable:
             raise OptionError(f"rematc.pure({overload}): it writes into its arguments, so it runs once")
         if torch.Tag.nondeterministic_seeded in overload.tags:
             raise OptionError(f"rematc.pure({overload}): it draws random numbers, so it runs once")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rematc import compat
 from rematc.calls import Call
 from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
@@ -48,21 +49,21 @@ EAGER = (
 
 RETRACED = (
     "compiled autograd traces the backward pass again and compiles it by itself, so that it does not run as "
-    "planned, and may take more than the budget: leave torch._dynamo.config.compiled_autograd off"
+    f"planned, and may take more than the budget: leave {compat.RETRACING} off"
 )
 
 
 class Steps:
     """The graphs that share a budget, and the steps that they ran in."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, say_once: Callable[[str], None]) -> None:
         self.options = options
+        self.say_once = say_once
         self.budget_bytes = 0  # known once a graph was compiled
         self.calls: Ledger[Compiled] = Ledger()
         self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
-        self.said_eager = self.said_retraced = False
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
         self.surveys = Surveys(self._count_outside)
 
@@ -103,8 +104,10 @@ class Steps:
     def _begin(self, graph: Compiled, args: tuple[Any, ...]) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
-            self._say_what_is_eager(args)
-            self._say_if_retraced()
+            if _comes_from_eager_code(args):
+                self.say_once(EAGER)
+            if self.calls.is_retraced:
+                self.say_once(RETRACED)
             self.surveys.begin(graph, args)
             read = dict(storages(args))
             held = kept_beside(read, self.calls.held)
@@ -118,17 +121,6 @@ class Steps:
                 self._plan_alone(graph, args, held, left)
         if not graph.is_chosen and graph in self.calls.graphs:
             self._choose(graph, args)
-
-    def _say_what_is_eager(self, args: tuple[Any, ...]) -> None:
-        makers = {type(t.grad_fn).__name__ for t in tensors(args) if t.grad_fn is not None and not t.is_cuda}
-        if any("Compiled" not in name for name in makers) and not self.said_eager:
-            log.warning(EAGER)
-            self.said_eager = True
-
-    def _say_if_retraced(self) -> None:
-        if self.calls.is_retraced and not self.said_retraced:
-            log.warning(RETRACED)
-            self.said_retraced = True
 
     def _say_what_is_held(self, held: int) -> None:
         if held > 2 * self.said_bytes:  # one that grows, or comes again, is not said at each step
@@ -298,3 +290,9 @@ def _settled(
 
 def _picked(graphs: Sequence[Compiled], choice: Sequence[int]) -> list[Use]:
     return [graph.uses[number] for graph, number in zip(graphs, choice, strict=True)]
+
+
+def _comes_from_eager_code(args: tuple[Any, ...]) -> bool:
+    """Was any of them computed eagerly, on a CPU, from what is trained?"""
+    makers = (type(t.grad_fn).__name__ for t in tensors(args) if t.grad_fn is not None and not t.is_cuda)
+    return any("Compiled" not in name for name in makers)

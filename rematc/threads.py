@@ -61,10 +61,10 @@ class Threads:
 
         def forward(*args: Any) -> Any:
             # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
-            again = compat.is_in_backward()
-            if first.made.plan is None or again or any(map(compat.is_fake, args)):
-                if again and first.made.plan is not None:
-                    self.say_once(IN_BACKWARD)
+            again = first.made.plan is not None and compat.is_in_backward()
+            if again:
+                self.say_once(IN_BACKWARD)
+            if again or first.made.plan is None or any(map(compat.is_fake, args)):
                 return graphs.get(self.last.get(threading.current_thread()), first).made.run(*args)
             with self._turn() as steps:
                 if steps not in graphs:
@@ -101,7 +101,7 @@ class Threads:
     def _more(self) -> Steps:
         if self.steps:
             log.warning(AT_ONCE, len(self.steps) + 1, self.options.budget)
-        self.steps.append(Steps(self.options))
+        self.steps.append(Steps(self.options, self.say_once))
         return self.steps[-1]
 
     def resident_bytes(self) -> int:

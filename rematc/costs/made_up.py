@@ -23,10 +23,9 @@ def may_run(call: Call) -> bool:
 
     Nor does it take made-up data for what it is not: kernels read without a look what others left them.
     """
-    reads_laid_out = call.is_of_torch and any(
-        a.name.startswith(LAID_OUT) for a in call.target._schema.arguments
-    )
-    return is_declared(call.target) or (call.is_of_torch and not reads_laid_out)
+    if not call.is_of_torch:
+        return is_declared(call.target)
+    return not any(argument.name.startswith(LAID_OUT) for argument in compat.schema(call.target).arguments)
 
 
 def check_room(call: Call) -> None:

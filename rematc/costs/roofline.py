@@ -65,7 +65,7 @@ def is_free(node: fx.Node) -> bool:
     outputs = [t for t in tensors(node.meta.get("val"))]
     if not outputs:
         return True
-    if node.target._schema.is_mutable:  # type: ignore[union-attr]
+    if compat.schema(node.target).is_mutable:
         return False
     before = {compat.storage_key(t) for n in node.all_input_nodes for t in tensors(n.meta.get("val"))}
     return all(compat.storage_key(t) in before for t in outputs)
