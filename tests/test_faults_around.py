@@ -12,6 +12,7 @@ from tests.faults import Fault
 CANONICALIZE = "rematc.passes.canonicalize"
 MUST, GATHERED = "rematc.passes.must_recompute", "rematc.passes.gathered"
 CAPTURE, RANKS, REGATHER, STEPS = "rematc.capture", "rematc.ranks", "rematc.regather", "rematc.steps"
+TRACED, POSE = "rematc.traced", "rematc.pose"
 
 POLICIES = "test_policies.py::test_what_must_be_recomputed_is_not_saved_though_there_is_room"
 RESULTS = "test_policies.py::test_what_forward_returns_is_there_and_not_made_again"
@@ -127,6 +128,22 @@ FAULTS: list[tuple[Fault, str]] = [
     (
         Fault("code is not looked at", STEPS, LOWERED, "        if True:\n"),
         "test_steps.py::test_plans_are_chosen_anew_by_what_their_code_is_found_to_need",
+    ),
+    (
+        Fault("numbers become constants", TRACED, "if not is_later or", "if True or"),
+        "test_numbers.py::test_each_step_has_what_it_was_given[a factor]",
+    ),
+    (
+        Fault("a batch is kept", TRACED, "compat.stand_in(x, self.context)", "x"),
+        "test_numbers.py::test_no_batch_is_kept",
+    ),
+    (
+        Fault("torch begins anew", TRACED, "except compat.restart():", "except KeyError:"),
+        "test_numbers.py::test_each_step_has_what_it_was_given[a broken slope]",
+    ),
+    (
+        Fault("sizes stay open", POSE, "        int(size)  #", "        #"),
+        "test_numbers.py::test_a_number_that_makes_sizes_has_a_plan_for_each[repeated]",
     ),
     (
         Fault("new gradients", STEPS, "kind.in_turns or self.options", "self.options"),

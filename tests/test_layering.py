@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,6 +137,20 @@ def test_private_names_of_torch_stand_in_compat_alone(name: str) -> None:
     tree, imported = read(name)
     if name != "rematc.compat":
         assert not sorted(n for n in {*imported, *chains(tree)} if is_private(n))
+
+
+@each_file
+def test_what_is_said_of_torch_s_settings_has_their_names_from_compat(name: str) -> None:
+    tree, _ = read(name)
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    found = [n for text in texts for n in re.findall(r"\btorch(?:\.\w+)+", text) if is_private(n)]
+    assert not found or name == "rematc.compat"
+
+
+@each_file
+def test_private_attributes_of_torch_s_ops_are_read_in_compat_alone(name: str) -> None:
+    read_here = {n.attr for n in ast.walk(read(name)[0]) if isinstance(n, ast.Attribute)}
+    assert not read_here & {"_schema", "_opoverload", "_cdata"} or name == "rematc.compat"
 
 
 @each_file
