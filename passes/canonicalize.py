@@ -13,6 +13,8 @@ from rematc.passes.gathered import leave_to_plan
 from rematc.passes.must_recompute import must_recompute
 from rematc.passes.snapshot import snapshot
 
+APART = "rematc_apart"  # an argument that no op has
+
 
 def canonicalize(
     joint: fx.GraphModule, num_fwd_outputs: int, *, runs_here: bool = True, regather: bool = False
@@ -25,7 +27,7 @@ def canonicalize(
     ``regather``: how often ranks gather what they share is left to the plan, see `rematc.regather`.
     """
     joint.graph.eliminate_dead_code()
-    joint.graph = compat.common_subexpressions(joint.graph, filter(_is_once, joint.graph.nodes))
+    joint.graph = _merged(joint.graph)
     _merge_takers(joint.graph)
     if runs_here:
         split_dropout(joint)
@@ -37,6 +39,20 @@ def canonicalize(
     joint.graph.lint()
     joint.recompile()
     return joint
+
+
+def _merged(graph: fx.Graph) -> fx.Graph:
+    """The graph with equal ops merged, but for those that are to stay apart.
+
+    Torch knows some random ops that must, and merges others, as randn_like: two drew the same numbers then.
+    """
+    for n, node in enumerate(filter(_is_once, graph.nodes)):  # ops of different arguments are not equal
+        node.kwargs = {**node.kwargs, APART: n}
+    merged = compat.common_subexpressions(graph)
+    for node in merged.nodes:
+        if APART in node.kwargs:
+            node.kwargs = {name: arg for name, arg in node.kwargs.items() if name != APART}
+    return merged
 
 
 def _is_once(node: fx.Node) -> bool:

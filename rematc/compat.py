@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 from unittest import mock
@@ -45,23 +45,11 @@ def extract_modules(
     return _extract_fwd_bwd_modules(joint, list(saved), num_fwd_outputs=num_fwd_outputs, **syms)
 
 
-_APART = "rematc_apart"  # an argument that no op has
-
-
-def common_subexpressions(graph: fx.Graph, apart: Iterable[fx.Node]) -> fx.Graph:
-    """The graph with equal ops merged, as torch's own partitioner does, but for those to stay ``apart``.
-
-    Torch knows some random ops that must, and merges others, as randn_like: two drew the same numbers then.
-    """
+def common_subexpressions(graph: fx.Graph) -> fx.Graph:
+    """The graph with equal ops merged, as torch's own partitioner does it."""
     from torch._functorch.compile_utils import fx_graph_cse
 
-    for n, node in enumerate(apart):  # ops of different arguments are not equal
-        node.kwargs = {**node.kwargs, _APART: n}
-    merged = fx_graph_cse(graph)
-    for node in merged.nodes:
-        if _APART in node.kwargs:
-            node.kwargs = {name: arg for name, arg in node.kwargs.items() if name != _APART}
-    return merged
+    return fx_graph_cse(graph)
 
 
 def is_tangent(node: fx.Node) -> bool:
