@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch_config
-from torch import Tensor
+from torch import Tensor, nn
 
 import rematc
 from rematc import versions
@@ -57,6 +57,15 @@ def test_a_percentage_on_the_cpu_is_refused_at_the_first_call(inner: Any) -> Non
     run = torch.compile(net(), backend=rematc.backend("80%", inner=inner))
     with pytest.raises(rematc.OptionError, match=r"on the CPU, which shares its memory.*give bytes"):
         run(batch())
+
+
+def test_parameters_buffers_and_inputs_are_resident_to_the_byte() -> None:
+    """The budget counts from there, and so do most tests: what is left out here would be left out in them."""
+    model, backend = nn.Sequential(net(), nn.BatchNorm1d(4)), eager(None)
+    torch.compile(model, backend=backend)(batch())
+    there = [*model.parameters(), *model.buffers(), batch()]
+    assert backend.resident_bytes == sum(t.nbytes for t in there)
+    assert base_resident() == sum(t.nbytes for t in [*net().parameters(), batch()])
 
 
 def test_reserve_is_resident() -> None:
