@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -19,9 +20,11 @@ from rematc.errors import CaptureError
 
 T = TypeVar("T")
 OF_DATA = (
-    "the graph has a size that depends on data, as that of x[x > 0]: its bytes are known to the run alone\n"
+    "the graph has a size that depends on data, as that of x[x > 0], or that is marked as if it did "
+    "(mark_unbacked): its bytes are known to the run alone\n"
     "  what to try: leave capture_dynamic_output_shape_ops and capture_scalar_outputs of torch._dynamo."
-    "config off, as they are by default: the graph ends there, and the parts share the budget"
+    "config off, as they are by default: the graph ends there, and the parts share the budget. "
+    "What is marked by mark_dynamic has a plan for each size"
 )
 
 
@@ -71,6 +74,22 @@ def hint(size: int | torch.SymInt) -> int:
     if seen is None:
         raise CaptureError(OF_DATA)
     return int(seen)
+
+
+def unmark(sizes: Iterable[int | torch.SymInt]) -> None:
+    """Have torch compile anew for other sizes, where these, which are to be fixed, are marked dynamic.
+
+    The marks of all inputs that were traced with them become those of `maybe_mark_dynamic`. Where a torch
+    keeps marks elsewhere they stay as they are, and it refuses them in words of its own.
+    """
+    nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
+    found = {id(node.shape_env): node.shape_env for node in nodes if hasattr(node, "shape_env")}
+    for tracked in (fake for env in found.values() for fake in getattr(env, "tracked_fakes", None) or ()):
+        context = tracked.symbolic_context
+        for part in (context, *getattr(context, "inner_contexts", {}).values()):
+            marks = getattr(part, "constraint_sizes", None)
+            if isinstance(marks, list):
+                marks[:] = [mark and replace(mark, warn_only=True) for mark in marks]
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -230,7 +230,8 @@ def _keys(nodes: Iterable[fx.Node | None]) -> list[int]:
 
 
 def _inputs(module: fx.GraphModule) -> list[Any]:
-    return [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
+    """A size that was fixed has no value where the graph is planned anew, and nothing reads it."""
+    return [n.meta.get("val", 0) for n in module.graph.find_nodes(op="placeholder")]
 
 
 def _output_nodes(module: fx.GraphModule) -> list[fx.Node | None]:

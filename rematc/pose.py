@@ -105,6 +105,8 @@ def _fix_sizes(joint: fx.GraphModule) -> None:
     """
     found = [tensor for node in joint.graph.nodes for tensor in tensors(node.meta.get("val"))]
     dense = [tensor for tensor in found if tensor.layout == torch.strided]  # others are refused
-    for size in (size for t in dense for size in (*t.shape, t.untyped_storage().nbytes())):
+    sizes = [size for t in dense for size in (*t.shape, t.untyped_storage().nbytes())]
+    compat.unmark(sizes)
+    for size in sizes:
         compat.hint(size)  # raises where the run alone knows
         int(size)  # a guard, where the size is symbolic

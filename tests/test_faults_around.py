@@ -146,6 +146,10 @@ FAULTS: list[tuple[Fault, str]] = [
         "test_numbers.py::test_a_number_that_makes_sizes_has_a_plan_for_each[repeated]",
     ),
     (
+        Fault("marks are kept", POSE, "    compat.unmark(sizes)\n", ""),
+        "test_sizes.py::test_each_size_keeps_the_budget_or_is_refused[nested-eager]",
+    ),
+    (
         Fault("new gradients", STEPS, "kind.in_turns or self.options", "self.options"),
         "test_steps.py::test_batches_in_turns_are_planned_for_as_many_as_are_open_at_once",
     ),

@@ -222,45 +222,6 @@ def test_what_is_compiled_anew_is_planned_anew(change: str) -> None:
     assert [plan.cost_ns > 0 for plan in backend.plans] == [change != "a dtype", True]
 
 
-# Sizes that vary
-
-
-def sized(*shape: int) -> Situation:
-    return lambda _: rows_of(*shape)
-
-
-def maybe_dynamic(rows: int) -> Situation:
-    def set_up(_: Around) -> Tensor:
-        x = rows_of(rows)
-        torch._dynamo.maybe_mark_dynamic(x, 0)
-        return x
-
-    return set_up
-
-
-SMALL, LARGE, MIDDLE = 64, 256, 128  # of those the large one alone needs recomputation
-WAYS: dict[str, tuple[Callable[[int], Situation], bool | None]] = {
-    "batch, found out": (sized, None),
-    "sequence, found out": (lambda length: sized(2, length), None),
-    "batch, dynamic": (sized, True),
-    "batch, maybe dynamic": (maybe_dynamic, None),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_plan_is_used_for_the_size_that_it_was_made_for_alone(way: str) -> None:
-    of, dynamic = WAYS[way]
-    sizes = [of(size) for size in (SMALL, LARGE, MIDDLE)]
-    backend = assert_kept(lambda _: Around(torch.sin), sizes, most=of(LARGE), dynamic=dynamic)
-    assert [plan.cost_ns > 0 for plan in backend.plans] == [False, True, False]
-
-
-def test_a_broken_graph_of_varying_sizes_keeps_the_budget_too() -> None:
-    sizes = [sized(size) for size in (SMALL, LARGE)]
-    backend = assert_kept(lambda _: Around(broken), sizes, share=0.8)
-    assert len(backend.plans) == 2 * 3
-
-
 # Compiled in what is compiled
 
 
