@@ -38,6 +38,7 @@ def train(rank: int, count: int, folder: str, budgets: dict[str, int]) -> None:
 
 def _trained(kind: type[Way], budget: int) -> Found:
     plain, reference = _after_steps(kind, "aot_eager")
+    plain_state = _state(reference)
     plain_collectives = _collectives(reference)
     backend = rematc.backend(
         budget,
@@ -49,6 +50,7 @@ def _trained(kind: type[Way], budget: int) -> Found:
         regather=kind.regather,
     )
     gradients, way = _after_steps(kind, backend)
+    state = _state(way)
     collectives = _collectives(way)
     plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
     found = {"gradients": gradients, "plain": plain, "expected": way.expected(), "plans": plans}
@@ -59,6 +61,7 @@ def _trained(kind: type[Way], budget: int) -> Found:
         **found,
         "peak_bytes": peak_bytes,
         "saved": saved,
+        "state": (state, plain_state),
         "collectives": (collectives, plain_collectives),
     }
 
@@ -97,6 +100,11 @@ def _after_steps(kind: type[Way], backend: Any) -> tuple[list[Tensor], Way]:
         way.model.zero_grad()
         way.step()
     return [_whole(p.grad) for p in way.model.parameters()], way
+
+
+def _state(way: Way) -> list[Tensor]:
+    """What steps leave behind besides gradients: statistics, and where the generator stands."""
+    return [torch.get_rng_state(), *(buffer.clone() for buffer in way.model.buffers())]
 
 
 def _whole(gradient: Any) -> Tensor:

@@ -36,6 +36,18 @@ class Block(nn.Module):
         return out
 
 
+class Noisy(Block):
+    """Draws a mask, and keeps statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.norm = nn.Dropout(0.2), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x + self.drop(self.down(F.gelu(self.up(x)).tanh())))
+        return out
+
+
 class Stage(nn.Module):
     """Some of the blocks of `Net`."""
 
@@ -50,9 +62,9 @@ class Stage(nn.Module):
 
 
 class Net(Stage):
-    def __init__(self) -> None:
+    def __init__(self, block: type[Block] = Block) -> None:
         torch.manual_seed(0)
-        super().__init__([Block() for _ in range(BLOCKS)])
+        super().__init__([block() for _ in range(BLOCKS)])
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).square().mean()
@@ -64,6 +76,7 @@ class Way(ABC):
     """
 
     model: nn.Module
+    block: type[Block] = Block
     rows = ROWS
     inner: Inner = "eager"
     regather = False
@@ -75,7 +88,7 @@ class Way(ABC):
 
     @property
     def seed(self) -> int:
-        """Of this rank's batch."""
+        """Of this rank's batch, and of what a step draws."""
         return dist.get_rank()
 
     @classmethod
@@ -88,11 +101,13 @@ class Way(ABC):
         """What a step runs: ``model``, which this sets, compiled with ``backend``."""
 
     def step(self) -> None:
+        torch.manual_seed(self.seed)
         self.run(self.x).backward()
 
     def expected(self) -> list[Tensor]:
         """The mean of what the ranks find for their batches."""
-        eager = Net()
+        eager = Net(self.block)
+        torch.manual_seed(self.seed)
         eager(self.x).backward()
         found = [p.grad for p in eager.parameters() if p.grad is not None]
         for gradient in found:
@@ -104,7 +119,7 @@ class Ddp(Way):
     """Buckets so small that the graph is cut into several."""
 
     def built(self, backend: Any) -> Callable[..., Any]:
-        self.model = Net()
+        self.model = Net(self.block)
         parallel = DistributedDataParallel(self.model, bucket_cap_mb=1)
         return torch.compile(parallel, backend=backend)
 
@@ -114,10 +129,10 @@ class Fsdp(Way):
 
     @classmethod
     def reserve_bytes(cls, rank: int, count: int) -> int:
-        return 2 * bytes_of(list(Block().parameters()))
+        return 2 * bytes_of(list(cls.block().parameters()))
 
     def built(self, backend: Any) -> Callable[..., Any]:
-        self.model = Net()
+        self.model = Net(self.block)
         for block in self.model.blocks:
             block.compile(backend=backend)
         return self.sharded()
@@ -132,7 +147,7 @@ class FsdpOfTheWhole(Fsdp):
     """Torch breaks the graph around each block."""
 
     def built(self, backend: Any) -> Callable[..., Any]:
-        self.model = Net()
+        self.model = Net(self.block)
         return torch.compile(self.sharded(), backend=backend)
 
 
@@ -150,7 +165,7 @@ class Sharded(Way):
     rows = ROWS // 2
 
     def built(self, backend: Any) -> Callable[..., Any]:
-        self.model = Net()
+        self.model = Net(self.block)
         for module in [m for m in self.model.modules() if isinstance(m, nn.Linear)]:
             for name, parameter in list(module.named_parameters()):
                 shard = distribute_tensor(parameter.detach(), mesh(), [Shard(0)])
@@ -183,7 +198,7 @@ class TensorParallel(Way):
     seed = 0
 
     def built(self, backend: Any) -> Callable[..., Any]:
-        self.model = Net()
+        self.model = Net(self.block)
         parts = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         plan = {f"blocks.{n}.{name}": style for n in range(BLOCKS) for name, style in parts.items()}
         parallelize_module(self.model, mesh(), plan)
@@ -224,6 +239,22 @@ class Pipeline(Way):
         return [p.grad for block in eager.blocks[self.mine] for p in block.parameters() if p.grad is not None]
 
 
+class NoisyDdp(Ddp):
+    """Each rank draws masks of its own, and has the statistics of the first."""
+
+    block = Noisy
+
+
+class NoisyFsdp(Fsdp):
+    block = Noisy
+
+
+class NoisyTensorParallel(TensorParallel):
+    """All ranks draw the same masks."""
+
+    block = Noisy
+
+
 WAYS: dict[str, type[Way]] = {
     "ddp": Ddp,
     "fsdp": Fsdp,
@@ -234,6 +265,9 @@ WAYS: dict[str, type[Way]] = {
     "regathered, inductor": RegatheredUnderInductor,
     "tensor": TensorParallel,
     "pipeline": Pipeline,
+    "ddp, noisy": NoisyDdp,
+    "fsdp, noisy": NoisyFsdp,
+    "tensor, noisy": NoisyTensorParallel,
 }
 
 
