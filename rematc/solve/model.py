@@ -145,7 +145,12 @@ class Model:
 
 def _hinted(program: mathopt.Model, hint: Mapping[int, float]) -> mathopt.ModelSolveParameters:
     values = {program.get_variable(x): v for x, v in hint.items() if program.has_variable(x)}
-    return mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(values)] if values else [])
+    return mathopt.ModelSolveParameters(
+        solution_hints=[mathopt.SolutionHint(values)] if values else [],
+        variable_values_filter=mathopt.VariableFilter(skip_zero_values=True),  # most are, and all is read
+        dual_values_filter=mathopt.LinearConstraintFilter(filtered_items=()),
+        reduced_costs_filter=mathopt.VariableFilter(filtered_items=()),
+    )
 
 
 def _objective(offset: float, ids: Sequence[int], values: Sequence[float]) -> model_pb2.ObjectiveProto:

@@ -136,7 +136,7 @@ class _Search:
 
         The thread only solves. What it finds is looked at once both are done: who is first decides nothing.
         """
-        near = nearby(f, self.asked / 2, limit, NODES)
+        near = nearby(f, self.final, limit, NODES)
         self._learn(f, near.bound)
         if near.finished and (near.values is None or self._is_enough(f, near)):
             return near
