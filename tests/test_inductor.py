@@ -55,7 +55,7 @@ def smallest() -> int:
     return refused.value.minimum_bytes
 
 
-@pytest.mark.parametrize("limit", ["none", "tight"])
+@pytest.mark.parametrize("limit", [pytest.param("none", marks=pytest.mark.slow), "tight"])
 def test_convolutions_stay_within_what_was_predicted(limit: str) -> None:
     expected, _ = trained(net())
     backend = rematc.backend(None if limit == "none" else int(1.1 * smallest()))

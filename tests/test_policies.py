@@ -105,7 +105,7 @@ def test_what_must_be_recomputed_is_not_saved_though_there_is_room(inner: Any, d
     assert measured <= plan.peak_bytes - problem.resident_bytes
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_the_rest_is_recomputed_too_where_the_budget_asks_for_it(inner: Any) -> None:
     backend = rematc.backend("1GB", inner=inner)
     expected, _ = trained(MUST, backend)

@@ -94,9 +94,8 @@ def test_under_inductor_they_are_drawn_again_from_the_same_seed(monkeypatch: pyt
     assert "aten.gt.Scalar" in as_inductor_alone(nn.Dropout(0.3), monkeypatch)
 
 
-QUICK = ("dropout in attention", "gumbel_softmax")
 EACH = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    pytest.param(name, marks=() if name == "gumbel_softmax" else pytest.mark.slow)
     for name in NOISE
     if name != "randperm"  # Inductor alone fails to compile an index of it
 ]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import rematc
 from rematc.measure import measure_each
@@ -119,8 +118,7 @@ class Reader(nn.Module):
         self.first, self.second = half(), half()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x = self.first(x)
-        return self.second(x + F.scaled_dot_product_attention(x, y, y))  # type: ignore[no-any-return]
+        return self.second(self.first(x) * y.mean(1, keepdim=True))  # type: ignore[no-any-return]
 
 
 class Ragged(Reader):
@@ -143,7 +141,7 @@ def ragged(*lengths: int) -> Args:
 
 # What makes a model's inputs, of which shapes in turn, of which shape that does not fit, and the budget.
 CASES: dict[str, tuple[type[Reader], Callable[..., Args], list[tuple[int, ...]], tuple[int, ...], int]] = {
-    "two texts": (Reader, two_texts, [(2, 64, 16), (4, 64, 32), (2, 64, 16)], (8, 128, 32), 450_000),
+    "two texts": (Reader, two_texts, [(2, 64, 16), (4, 64, 32), (2, 64, 16)], (8, 128, 32), 430_000),
     "nested": (Ragged, ragged, [(20, 44, 64), (120, 136), (20, 44, 64)], (600, 400), 430_000),
 }
 
