@@ -25,7 +25,8 @@ class Kind(Generic[G]):
     """Steps of the same graphs; ``calls`` are those of the last one, in the order of their forward passes.
 
     The first ``carried`` of them ran forward before the step began, and went back in it. ``in_turns``: it is
-    of a pipeline. ``others`` were open when it was over; ``beside_bytes`` is what others take while it runs.
+    of a pipeline. ``others`` were open when it was over; ``beside_bytes`` is what others take while it runs,
+    and ``staying_bytes`` the most that results of earlier batches of a pipeline did.
     """
 
     calls: list[Call[G]]
@@ -33,6 +34,7 @@ class Kind(Generic[G]):
     in_turns: bool = False
     others: list[Call[G]] = field(default_factory=list)
     beside_bytes: int = 0
+    staying_bytes: int = 0
 
     @property
     def first_graph(self) -> G:

@@ -90,6 +90,8 @@ class Ledger(Generic[G]):
         kind = self.kinds.setdefault(key_of(calls, carried), Kind(calls, carried))
         kind.calls, kind.in_turns = calls, kind.in_turns or in_turns
         kind.others = [call for call in self.open if call not in calls]
+        if in_turns:
+            kind.staying_bytes = max(kind.staying_bytes, self._staying_bytes(kind))
         others_bytes = kept_beside(kind.read, kind.others) + self._staying_bytes(kind)
         kind.beside_bytes = max(kind.beside_bytes, others_bytes)  # or more when it began
 
@@ -108,7 +110,7 @@ class Ledger(Generic[G]):
         for kind in self.kinds.values():
             if kind.first_graph is graph:
                 held = kept_beside(kind.read, self._held_beside(kind))
-                kind.beside_bytes = held + self._staying_bytes(kind)
+                kind.beside_bytes = held + max(kind.staying_bytes, self._staying_bytes(kind))
 
     def _staying_bytes(self, kind: Kind[G]) -> int:
         return self.left_bytes(kind.read) if self.left_stays else 0

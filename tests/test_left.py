@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -191,6 +192,41 @@ def test_backward_passes_in_any_order_are_counted(how: str) -> None:
             step()
         there = sum(t.nbytes for t in (*first.parameters(), *second.parameters(), x))
         return there + measure(step).peak_bytes, max(plan.peak_bytes for plan in backend.plans)
+
+    free, predicted = trained(10**9)
+    assert free <= predicted <= 1.05 * free
+    budget = int(0.85 * predicted)
+    measured, predicted = trained(budget)
+    assert measured <= predicted <= budget
+
+
+def test_what_a_pipeline_s_schedule_holds_of_an_early_batch_is_counted() -> None:
+    """Torch's holds what it sent last before the first batch went back, to the end of the step."""
+    most = 4  # batches that are open at once
+
+    def trained(budget: int) -> tuple[int, int]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        backend = rematc.backend(budget, inner="eager", costs="roofline")
+        stage = Wide(16, 512, 128)
+        run, x, gradient = torch.compile(stage, backend=backend), torch.randn(256, 16), torch.ones(256, 128)
+
+        def step() -> None:
+            still, sent = deque[Tensor](), x
+            for n in range(3 * most):
+                still.append(run(x))
+                sent = still[-1] if n == most - 2 else sent
+                if len(still) == most:
+                    still.popleft().backward(gradient)
+            while still:
+                still.popleft().backward(gradient)
+            del sent
+            stage.zero_grad(set_to_none=True)
+
+        for _ in range(3):
+            step()
+        there = sum(t.nbytes for t in (*stage.parameters(), x))
+        return there + measure(step).peak_bytes, backend.plans[0].peak_bytes
 
     free, predicted = trained(10**9)
     assert free <= predicted <= 1.05 * free
