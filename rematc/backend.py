@@ -114,7 +114,8 @@ class Backend:
         """Compile one graph. An error of ours is raised by the first call of what is returned.
 
         Raised here it would come wrapped in Dynamo's words, or, with ``suppress_errors``, be
-        dropped and the model run with no budget at all.
+        dropped and the model run with no budget at all. Where DDP cuts the graph it is so all the same:
+        torch would fail before that call, and say nothing of ours.
         """
         compiler = _Compiler(self, gm, Traced(gm, inputs))
         self.threads.unused.detach()
@@ -125,6 +126,8 @@ class Backend:
                 return compiler(inputs, ALONE).run
             return self.threads.graph(compiler, inputs)
         except RematcError as e:
+            if compat.is_cut():
+                raise
             return refused(e)
 
     @property

@@ -159,6 +159,11 @@ def traced_in(context: Any) -> AbstractContextManager[Any]:
     return tracing(context)
 
 
+def is_cut() -> bool:
+    """Does DDP cut the graph that is compiled now? Of each part it asks what AOTAutograd leaves behind."""
+    return getattr(tracing_context(), "ddp_optimizer_ctx", None) is not None
+
+
 def stand_in(value: Any, context: Any) -> Any:
     """The fake tensor, without memory, that Dynamo has a graph traced with in place of an input."""
     known = context.tensor_to_context.get(value) if isinstance(value, torch.Tensor) else None

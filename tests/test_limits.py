@@ -200,6 +200,27 @@ def test_a_recurrent_net_is_compiled_where_torch_is_told_to(
     assert any(words in m and "allow_rnn is set" in m for m in caplog.messages) is (plans == 0)
 
 
+class Wide(nn.Module):
+    """Each layer is more than what DDP puts into a bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 8192), nn.Linear(8192, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.up(x).tanh())
+        return out
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_budget_that_is_too_small_for_a_part_that_ddp_cuts_is_said_too() -> None:
+    words = "the smallest that there is a plan for"
+    assert "`BackendCompilerFailed`" in DOCS
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=words) as seen:
+        compiled(DistributedDataParallel(Wide(), bucket_cap_mb=1), "1kB")(batch())
+    assert isinstance(seen.value.inner_exception, rematc.BudgetError)
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("inside", [False, True])
 def test_torch_s_own_modules_that_ddp_wraps_are_compiled_inside_of_it(
