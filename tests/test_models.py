@@ -26,11 +26,11 @@ from tests.zoo_more import ALL
 from tests.zoo_wide import SEVERAL, WIDE
 
 SHARES = (0.0, 0.15, 0.3, 0.5, 0.85, None)  # of the way from the floor x 1.02 to saving everything
-QUICKLY = ("mlp", "llama", "unet")  # to look for the smallest budget of the others takes long
+QUICKLY = ("mlp", "unet")  # to look for the smallest budget of the others takes long
 
 
 def is_quick(name: str, share: float | None) -> bool:
-    return name in QUICKLY and share in (0.0, 0.5, None)
+    return (name != "resnet50") if share is None else (name in QUICKLY and share in (0.0, 0.5))
 
 
 OP_BY_OP = [
@@ -143,17 +143,17 @@ def test_op_by_op_the_budget_bounds_the_peak_and_the_gradients_are_the_same(
 
 
 def holds_op_by_op(name: str, share: float | None) -> None:
-    budget, resident, expected = budget_for(name, share), limits(name)[0], reference(name)
+    budget, expected = budget_for(name, share), reference(name)
     case = EVERY[name]()
     backend = rematc.backend(budget, inner="eager", time_limit_s=2, measure_s=1.0)
     run = compiled(case, backend)
     assert same_bits(state_after(case, run), expected)
     measured = peak_of(case, run)
-    (plan,) = backend.plans
+    (plan,), (problem,) = backend.plans, backend.problems
     if budget is not None:
-        assert resident + measured <= budget
+        assert problem.resident_bytes + measured <= budget
         assert plan.peak_bytes <= budget
-    predicted = plan.peak_bytes - resident
+    predicted = plan.peak_bytes - problem.resident_bytes
     assert predicted == pytest.approx(measured, rel=0.005)
 
 
@@ -174,9 +174,9 @@ def test_the_plan_of_any_strategy_needs_what_the_simulation_says(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Baselines save values that a later recomputation makes anew: those must be let go of too."""
-    (resident, floor, top), expected = limits("llama"), reference("llama")
+    (resident, floor, top), expected = limits("unet"), reference("unet")
     solver = STRATEGIES[strategy]
-    case = ZOO["llama"]()
+    case = ZOO["unet"]()
     backend = rematc.backend(None, inner="eager")
     limited = (floor + top) // 2
     module = sys.modules["rematc.partition"]
@@ -187,7 +187,7 @@ def test_the_plan_of_any_strategy_needs_what_the_simulation_says(
     assert plan.peak_bytes - resident == pytest.approx(peak_of(case, run), rel=0.005)
 
 
-QUICK = (("mlp", 0.0), ("mlp", None))
+QUICK = (("mlp", None),)  # at the smallest budget: the convolutions of test_inductor
 CELLS = [(name, share) for name in ALL for share in (0.0, 0.3, None)]
 INDUCTOR = [
     pytest.param(*cell, id="-".join(map(str, cell)), marks=() if cell in QUICK else pytest.mark.slow)
@@ -211,17 +211,17 @@ def test_under_inductor_a_transformer_keeps_to_less_than_it_takes(name: str, sha
     case = case_for(name, "inductor")
     problem, plan = plan_model(case.model, case.inputs, case.loss, Options(None, "inductor", measure_s=1.0))
     resident = problem.resident_bytes
-    keeps_under_inductor(name, resident + int((plan.peak_bytes - resident) * share), resident)
+    keeps_under_inductor(name, resident + int((plan.peak_bytes - resident) * share))
 
 
 OFF_BY_ITSELF = ("falcon", "resnet")  # with Inductor alone: by 1.3 %, 0.07 % of the largest gradient
 
 
 def holds_under_inductor(name: str, share: float | None) -> None:
-    keeps_under_inductor(name, budget_for(name, share, "inductor"), limits(name, "inductor")[0])
+    keeps_under_inductor(name, budget_for(name, share, "inductor"))
 
 
-def keeps_under_inductor(name: str, budget: int | None, resident: int) -> None:
+def keeps_under_inductor(name: str, budget: int | None) -> None:
     case = case_for(name, "inductor")
     expected = state_after(case, compiled(case, "aot_eager"))
     off = _furthest(expected, _of_inductor_alone(name)) if name in OFF_BY_ITSELF else 0.0
@@ -229,6 +229,7 @@ def keeps_under_inductor(name: str, budget: int | None, resident: int) -> None:
     backend = rematc.backend(budget, inner="inductor", time_limit_s=2, measure_s=1.0)
     run = compiled(case, backend)
     assert_within_rounding(state_after(case, run), expected, off)
+    resident = backend.problems[-1].resident_bytes
     measured, predicted = peak_of(case, run), backend.plans[-1].peak_bytes - resident
     assert measured <= predicted <= 1.03 * measured
     if budget is not None:
