@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rematc.versions import torch_version
 from tests.faults import Fault
 
 CANONICALIZE = "rematc.passes.canonicalize"
@@ -176,7 +177,15 @@ def failures(test: str) -> list[type[BaseException]]:
     return plugin.types
 
 
-@pytest.mark.parametrize(("fault", "test"), FAULTS, ids=[fault.name for fault, _ in FAULTS])
+def marks_of(fault: Fault) -> list[pytest.MarkDecorator]:
+    reason = "this torch fixes such numbers when it traces first"
+    is_met = fault.name != "torch begins anew" or torch_version() < (2, 15)
+    return [] if is_met else [pytest.mark.skip(reason=reason)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "test"), [pytest.param(*f, id=f[0].name, marks=marks_of(f[0])) for f in FAULTS]
+)
 def test_each_fault_is_caught(fault: Fault, test: str) -> None:
     with fault.there():
         found = failures(test)
