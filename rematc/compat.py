@@ -85,11 +85,11 @@ def unmark(sizes: Iterable[int | torch.SymInt]) -> None:
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     found = {id(node.shape_env): node.shape_env for node in nodes if hasattr(node, "shape_env")}
     for tracked in (fake for env in found.values() for fake in getattr(env, "tracked_fakes", None) or ()):
-        context = tracked.symbolic_context
+        context = getattr(tracked, "symbolic_context", None)
         for part in (context, *getattr(context, "inner_contexts", {}).values()):
             marks = getattr(part, "constraint_sizes", None)
             if isinstance(marks, list):
-                marks[:] = [mark and replace(mark, warn_only=True) for mark in marks]
+                marks[:] = [replace(m, warn_only=True) if hasattr(m, "warn_only") else m for m in marks]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
