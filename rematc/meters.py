@@ -33,6 +33,11 @@ UNWATCHED = (
     "where several processes train on the CPU, what lies outside of the graphs is not watched (a loss, eager "
     "code, buffers of transfers): leave a reserve for it"
 )
+PROFILED = (
+    "a step runs under a profile, and none was watched before: what lies outside of its graphs (a loss, eager "
+    "code) is not in the plan, and a step may take more than the budget by that. Run one or two steps before "
+    "the profile begins, compile the loss with the model, or leave a reserve"
+)
 
 
 class CpuMeter:
@@ -42,16 +47,16 @@ class CpuMeter:
     it found of the thread's state: ``then`` is called after each. Nor may another begin in a compiled region,
     or in a `record_function`, that was entered while this one ran: torch would write the end of that to
     memory that is gone with this one. So there is one for a step at most, and where one had to give way the
-    next step has none.
+    next step has none. ``is_missed``: somebody has to hear of it where another profile is in the way.
     """
 
     waits = True
 
-    def __init__(self, then: Callable[[], object]) -> None:
+    def __init__(self, then: Callable[[], object], *, is_missed: bool = False) -> None:
         self.rises: list[Span] = []
         self.is_whole = True
         self.is_pass_over = False  # has one just ended? Then nothing runs that was entered under the profile
-        self.then = then
+        self.then, self.is_missed = then, is_missed
         self.running: profile | None = None
         self.thread = threading.get_ident()
         self.until = ExitStack()
@@ -60,8 +65,12 @@ class CpuMeter:
         """Start the profile, or put a mark in it."""
         if self.running is not None:
             mark()
-        elif not self.is_whole or profiler_is_taken() or compat.is_in_backward():
+        elif not self.is_whole or compat.is_in_backward():
             self.is_whole = False
+        elif profiler_is_taken():
+            self.is_whole = False
+            if self.is_missed:
+                _say_profiled()
         else:
             self.running = memory_profile()
             self.running.start()
@@ -133,8 +142,11 @@ class CudaMeter:
         """All is read."""
 
 
-def survey_of(args: Iterable[Any], then: Callable[[], object]) -> Survey | None:
-    """A survey on the device of ``args``, or None where none is possible now."""
+def survey_of(args: Iterable[Any], then: Callable[[], object], *, is_missed: bool = False) -> Survey | None:
+    """A survey on the device of ``args``, or None where none is possible now.
+
+    ``is_missed``: something is outside, and no survey has found how much.
+    """
     device = next((t.device for t in tensors(list(args)) if t.is_cuda), None)
     if device is not None:
         return Survey(CudaMeter(device), then)
@@ -143,10 +155,16 @@ def survey_of(args: Iterable[Any], then: Callable[[], object]) -> Survey | None:
         return None
     was_taken, _Profiler.was_taken = _Profiler.was_taken, False
     is_main = threading.current_thread() is threading.main_thread()  # profiles of several threads meet
-    return Survey(CpuMeter(then), then) if is_main and not was_taken else None
+    return Survey(CpuMeter(then, is_missed=is_missed), then) if is_main and not was_taken else None
 
 
 @functools.cache
 def _say_unwatched() -> None:
     """A transfer that is under way when a profile ends writes its own end to memory that is gone."""
     log.warning(UNWATCHED)
+
+
+@functools.cache
+def _say_profiled() -> None:
+    """There is one profile at a time, and this one is the user's; allocations are read when it ends."""
+    log.warning(PROFILED)

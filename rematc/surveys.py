@@ -35,7 +35,8 @@ class Surveys:
         if self.begun_by in self.dropped:  # a teacher, say: now it is the turn of what follows
             self.dropped.remove(self.begun_by)
         elif graph.surveys < ENOUGH and graph.tries < TRIES:
-            self.current = survey_of(args, self._pass_ended)
+            is_missed = not graph.surveys and any(graph.outside)  # there is none of a graph with its loss
+            self.current = survey_of(args, self._pass_ended, is_missed=is_missed)
             graph.tries += self.current is not None
 
     def pause(self) -> None:

@@ -70,6 +70,30 @@ def test_the_profiler_is_left_alone() -> None:
     assert not profiler_is_active()
 
 
+def test_where_all_steps_run_under_a_profile_it_is_said_that_none_was_watched(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody knows what the loss takes then; where a step was watched, or the loss is in the graph, all is."""
+    said = "none was watched before"
+    meters._say_profiled.cache_clear()
+    model, x, y = Classifier(), batch(), labels()
+    inside = rematc.backend("1GB", inner="eager")
+    whole = torch.compile(lambda: F.cross_entropy(model(x), y), backend=inside)
+    measure(lambda: whole().backward())
+    _, step = training(rematc.backend("2GB", inner="eager"))
+    step()
+    measure(step)
+    assert said not in caplog.text
+    backend = rematc.backend("3GB", inner="eager")
+    _, step = training(backend)
+    for _ in range(3):
+        measure(step)
+    assert caplog.text.count(said) == 1
+    assert backend.outside[0].meanwhile_bytes < LOGITS
+    step()
+    assert backend.outside[0].meanwhile_bytes > 2 * LOGITS
+
+
 def test_no_profile_begins_in_a_backward_pass() -> None:
     """It would be gone with the pass, and stopped later all the same: torch 2.11 raises an error then."""
     meter, x = CpuMeter(lambda: None), torch.ones(4, requires_grad=True)
