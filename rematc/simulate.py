@@ -84,11 +84,13 @@ class _Walk:
         self.instances.append(instance)
         return instance
 
-    def read(self, value: int, step: int, who: str) -> None:
-        if value not in self.bound:
+    def read(self, value: int, step: int, who: str) -> _Instance:
+        instance = self.bound.get(value)
+        if instance is None:
             name = self.graph.values[value].name
             raise PlanError(f"{who} reads {name!r}, which is neither saved nor recomputed there")
-        self.bound[value].death = step
+        instance.death = step
+        return instance
 
     def run(self, op_index: int, phase: str) -> None:
         op, now = self.graph.ops[op_index], len(self.steps)
@@ -99,11 +101,10 @@ class _Walk:
             raise PlanError(f"op {op.name!r} may not run twice: {op.pin}")
         if again and op.phase == "backward":
             raise PlanError(f"backward op {op.name!r} runs twice")
-        for v in op.inputs:
-            self.read(v, now, f"op {op.name!r}")
-        joined = {self.graph.values[v].storage: self.bound[v] for v in op.inputs}
+        values, who = self.graph.values, f"op {op.name!r}"
+        joined = {values[v].storage: self.read(v, now, who) for v in op.inputs}
         for v in op.outputs:
-            storage = self.graph.values[v].storage
+            storage = values[v].storage
             if storage in self.graph.resident:
                 joined[storage] = self.resident
             elif storage not in joined:
@@ -184,8 +185,7 @@ def validate(problem: Problem, plan: Plan) -> Profile:
 
 
 def _at(walk: _Walk, value: int, who: str) -> _Instance:
-    walk.read(value, max(len(walk.steps) - 1, 0), who)
-    return walk.bound[value]
+    return walk.read(value, max(len(walk.steps) - 1, 0), who)
 
 
 def _check_indices(graph: Graph, plan: Plan) -> None:

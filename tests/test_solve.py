@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from dataclasses import replace
 
@@ -137,3 +138,22 @@ def test_a_refusal_says_whether_it_is_proven() -> None:
         "no plan was found for a budget of 100 B: the smallest that there is a plan for"
     )
     assert "no plan can do with less than 80 B" in refused[1]
+
+
+def test_garbage_is_not_looked_for_meanwhile_and_again_afterwards() -> None:
+    phases: list[str] = []
+
+    def note(phase: str, info: object) -> None:
+        phases.append(phase)
+
+    long, short = chain(400).with_budget(400), chain(40).with_budget(1)
+    gc.collect()  # and so none is due
+    gc.callbacks.append(note)
+    try:
+        solve(long, FAST)
+        assert phases in ([], ["start", "stop"])  # that of afterwards
+        with pytest.raises(BudgetError):
+            solve(short, FAST)
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()

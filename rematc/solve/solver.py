@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from rematc.errors import BudgetError
+from rematc.garbage import garbage_waits
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -59,11 +60,11 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     started = time.monotonic()
     if budget_bytes is not None:
         problem = problem.with_budget(budget_bytes)
-    plan = (
-        _not_keeping(problem, options, started) if shared(problem.graph) else _plan(problem, options, started)
-    )
-    plan = replace(plan, strategy="rematc", solve_s=round(time.monotonic() - started, 3))
-    validate(problem, plan)
+    with garbage_waits():
+        find = _not_keeping if shared(problem.graph) else _plan
+        plan = find(problem, options, started)
+        plan = replace(plan, strategy="rematc", solve_s=round(time.monotonic() - started, 3))
+        validate(problem, plan)
     return plan
 
 
