@@ -17,6 +17,7 @@ from rematc.baselines import min_cut
 from rematc.capture import Capture, is_symbolic
 from rematc.costs import Call, Prices, Taken
 from rematc.fuse import Kernel, fuse
+from rematc.garbage import garbage_waits
 from rematc.passes import split
 from rematc.passes.replay import STEP
 from rematc.plan import Plan
@@ -85,6 +86,7 @@ def _place_of(node: fx.Node) -> tuple[int, int]:
     return place
 
 
+@garbage_waits()
 def in_kernels(
     joint: fx.GraphModule, num_fwd_outputs: int, captured: Capture, problem: Problem, prices: Prices
 ) -> tuple[Capture, Problem]:
@@ -167,6 +169,7 @@ class PeakOfCode:
             self.found[key] = self._rehearsed(plan)
         return self.found[key]
 
+    @garbage_waits()
     def _rehearsed(self, plan: Plan) -> Footprint:
         """Lower both graphs of ``plan`` and rehearse their code."""
         forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)

@@ -34,9 +34,9 @@ UNWATCHED = (
     "code, buffers of transfers): leave a reserve for it"
 )
 PROFILED = (
-    "a step runs under a profile, and none was watched before: what lies outside of its graphs (a loss, eager "
-    "code) is not in the plan, and a step may take more than the budget by that. Run one or two steps before "
-    "the profile begins, compile the loss with the model, or leave a reserve"
+    "a step runs under a profile, and none was watched before: what lies outside of its graphs (a loss, "
+    "eager code) is not in the plan, so a step may take more than the budget\n"
+    "  what to try: one or two steps before the profile, the loss compiled with the model, or a reserve"
 )
 
 

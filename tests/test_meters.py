@@ -73,7 +73,7 @@ def test_the_profiler_is_left_alone() -> None:
 def test_where_all_steps_run_under_a_profile_it_is_said_that_none_was_watched(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody knows what the loss takes then; where a step was watched, or the loss is in the graph, all is."""
+    """What the loss takes is not known then. It is where a step was watched, or the loss is in the graph."""
     said = "none was watched before"
     meters._say_profiled.cache_clear()
     model, x, y = Classifier(), batch(), labels()
