@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from rematc import compat
@@ -37,6 +38,16 @@ class Made:
     others_bytes: int = 0
     outside: Outside = NOTHING
     code: Callable[[Plan], Footprint] | None = None
+
+    @cached_property
+    def use(self) -> Use:
+        """What running it takes; asked in each step."""
+        assert self.problem is not None and self.plan is not None
+        use = use_of(self.problem, self.plan)
+        if self.code is None:
+            return use
+        _, forward_bytes, kept_bytes = self.code(self.plan)
+        return replace(use, forward_bytes=forward_bytes, kept_bytes=kept_bytes)
 
 
 @dataclass(frozen=True)
@@ -117,11 +128,7 @@ class Compiled:
     @property
     def use(self) -> Use:
         """Of the plan that it runs by."""
-        use = use_of(self.problem, self.plan)
-        if self.made.code is not None:
-            _, forward_bytes, kept_bytes = self.made.code(self.plan)
-            use = replace(use, forward_bytes=forward_bytes, kept_bytes=kept_bytes)
-        return self._with_others(use)
+        return self._with_others(self.made.use)
 
     @property
     def uses(self) -> list[Use]:
@@ -142,7 +149,7 @@ class Compiled:
         Those of leaves stay, and none are told where they can't be told apart.
         """
         graph, given = self.problem.graph, [t for t in tensors(args) if t.requires_grad]
-        if len(given) != len(graph.gradients):  # of some there is no gradient
+        if len(given) != len(graph.gradients) or all(t.is_leaf for t in given):  # of some there is none
             return {}
         storages = [graph.values[v].storage for v in graph.gradients]
         once = Counter(storages)

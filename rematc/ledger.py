@@ -138,9 +138,10 @@ class Ledger(Generic[G]):
         ``gradients``: of inputs, by storage, those that it is going to hand over.
         """
         made = {key: call for call in self.running for key in call.results}
-        inputs = {key: size for key, size in storages(args) if key not in made}
+        read = dict(storages(args))
+        inputs = {key: size for key, size in read.items() if key not in made}
         leaves = [weakref.ref(t) for t in tensors(args) if t.is_leaf and t.requires_grad]
-        own = Followed(results, {key for key, _ in storages(args)}, FOLLOWED_BYTES)
+        own = Followed(results, read, FOLLOWED_BYTES)
         given = [(made[key], size) for key, size in gradients.items() if key in made]
         call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves, own, given=given)
         for node in python_nodes({t.grad_fn for t in tensors(results)}):

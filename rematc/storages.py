@@ -23,7 +23,10 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
         yield values
     elif isinstance(values, list | tuple):
         for value in values:
-            yield from tensors(value)
+            if isinstance(value, torch.Tensor):  # most are: asked in each step, of all parameters
+                yield value
+            else:
+                yield from tensors(value)
     elif isinstance(values, dict):
         yield from tensors(list(values.values()))
 
