@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rematc.options import SolveOptions
@@ -50,6 +52,21 @@ def test_improving_goes_on_from_a_plan_for_another_core_in_that_core() -> None:
     improver.offer(other)
     assert [search.merged for search in improver.searches] == [small]
     assert improver.best is other
+
+
+def test_once_it_is_through_it_begins_anew_from_a_cheaper_plan() -> None:
+    asked = two_thirds(chain(24, ns=100))
+    merged = unmerged(reduce(asked))
+    start = drop(asked, merged)
+    assert start is not None
+    improver = Improver(asked, lambda: Starts([start]))
+    improver.begin()
+    improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(60))
+    (around,) = improver.searches
+    assert around.is_through
+    cheaper = replace(improver.best, plan=replace(improver.best.plan, cost_ns=1))
+    improver.offer(cheaper)
+    assert (around.best, around.is_through, next(around.parts, None) is None) == (cheaper, False, False)
 
 
 @pytest.mark.parametrize("layers", [6, 10, 30])

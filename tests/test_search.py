@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from rematc.solve.model import Model, Result
 from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined
-from rematc.solve.search import search
+from rematc.solve.search import Search, search
 from rematc.solve.spans import Spans, every_stage, tightest
 from tests import oracle
 from tests.dags import random_dag
@@ -130,6 +131,40 @@ def test_a_round_that_the_clock_cut_far_from_the_bound_is_the_last(monkeypatch: 
     found = search(asked, merged, start, 0.0, Deadline.after(60))
     assert whole.finished and len(rounds) == 1
     assert not found.finished and 0 < found.bound_ns < whole.bound_ns
+
+
+def without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first MILP is cut short before there is a solution or a bound."""
+    solved, calls = Model.solve, count()
+
+    def first_in_vain(model: Model, **limits: Any) -> Result:
+        return solved(model, **limits) if next(calls) else Result(None, 0.0, finished=False)
+
+    monkeypatch.setattr(Model, "solve", first_in_vain)
+
+
+def test_a_search_that_had_too_little_time_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = chain(14, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    merged = unmerged(reduce(asked))
+    whole = search(asked, merged, Refined(tightest(merged.core)), 0.0, Deadline.after(60))
+    assert whole.best is not None
+    without_the_first(monkeypatch)
+    searching = Search(asked, merged, Refined(tightest(merged.core)), 0.0)
+    first = searching.run(Deadline.after(60))
+    assert (first.best, first.bound_ns, searching.is_over) == (None, 0, False)
+    then = searching.run(Deadline.after(60))
+    assert then.best is not None and searching.is_over
+    assert then.best.plan.cost_ns == then.bound_ns == whole.best.plan.cost_ns == whole.bound_ns
+
+
+def test_time_that_the_improver_leaves_is_the_searchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = chain(14, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    whole = solve(asked, EXACT)
+    without_the_first(monkeypatch)
+    plan = solve(asked, EXACT)
+    assert (plan.status, plan.cost_ns, plan.bound_ns) == ("optimal", whole.cost_ns, whole.cost_ns)
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ class Improver:
         cheapest = min(self.searches, key=lambda a: _cost(a.best), default=None)
         if cheapest is None or _cost(other) < _cost(cheapest.best):
             if cheapest and other.merged is cheapest.merged:
-                cheapest.best = other
+                cheapest.go_on_from(other)
             else:
                 self.searches = [self._around(other)]
 
@@ -107,7 +107,7 @@ class _Neighbourhood:
         self.counted = start.merged.counted()
         self.refined = refined
         self.near = _Near(self.merged.core)
-        self.is_swept = False
+        self.is_swept = self.is_through = False
         self.parts = self._parts()
         self.f: Formulation | None = None
 
@@ -116,12 +116,19 @@ class _Neighbourhood:
         taken = 0
         while _cost(self.best) > goal_ns and not _at_end(steps - taken, deadline):
             if (once and self.is_swept) or (free := next(self.parts, None)) is None:
+                self.is_through = not once
                 break
             for _ in range(TRIES):
                 taken += 1
                 if not self._step(free, gap, PATIENCE * deadline.left()) or _at_end(steps - taken, deadline):
                     break
         return taken
+
+    def go_on_from(self, better: Written) -> None:
+        """``better`` is the best plan from now on; all over again if that was over."""
+        self.best = better
+        if self.is_through:
+            self.parts, self.is_through = self._parts(), False
 
     def _parts(self) -> Iterator[frozenset[int]]:
         """The units to free, few of them at first, then twice as many, until it is all of them.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
-from rematc.solve.decode import decode
+from rematc.solve.decode import decode, encode
 from rematc.solve.expand import Written, expand
 from rematc.solve.formulate import Formulation
 from rematc.solve.improve import Improver, mended
@@ -30,6 +30,7 @@ ALMOST = 0.9  # of the gap: rounding takes the rest
 NODES = 400
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
+AGAIN = 0.8  # the same, for one that was too short before
 MENDING = 0.1  # of the time left, to mend what a round found
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
 FEW_LABELS, LABELS = 30_000, 500_000  # to see whether the tail helps, and to go as far as it can
@@ -60,14 +61,10 @@ def search(
     improver: Improver | None = None,
 ) -> Found:
     """The cheapest plan for ``merged`` within ``gap``, from what is ``refined`` on, until ``deadline``."""
-    found = _Search(problem, merged, refined, gap, deadline, improver)
-    for n in range(ROUNDS):
-        if deadline.left() <= 0 or found.is_over(n):
-            break
-    return Found(found.best, found.bound, found.finished)
+    return Search(problem, merged, refined, gap, improver).run(deadline)
 
 
-class _Search:
+class Search:
     """Where the search stands, from round to round."""
 
     def __init__(
@@ -76,13 +73,15 @@ class _Search:
         merged: Merged,
         refined: Refined,
         gap: float,
-        deadline: Deadline,
-        improver: Improver | None,
+        improver: Improver | None = None,
     ) -> None:
         assert problem.budget_bytes is not None
         self.problem, self.merged, self.refined = problem, merged, refined
         self.budget_bytes = problem.budget_bytes
-        self.gap, self.deadline, self.improver = gap, deadline, improver
+        self.gap, self.improver = gap, improver
+        self.deadline = Deadline.after(0)
+        self.rounds = 0
+        self.is_over = self.is_again = False
         self.best: Written | None = None
         self.bound = 0
         self.finished = False
@@ -91,21 +90,33 @@ class _Search:
         self.is_far = False
         self.f: Formulation | None = None  # as long as nothing is refined
 
-    def is_over(self, n: int) -> bool:
-        """Round ``n``; True if there is nothing more to do."""
+    def run(self, deadline: Deadline) -> Found:
+        """Go on until ``deadline``, or a round that took all the time that it had was not enough.
+
+        After that it may be called again, with more time: the round has all of it then.
+        """
+        self.deadline, is_enough = deadline, True
+        while is_enough and not self.is_over and self.rounds < ROUNDS and deadline.left() > 0:
+            is_enough = self._round(self.rounds)
+            self.rounds += 1
+        self.is_again = True
+        return Found(self.best, self.bound, self.finished)
+
+    def _round(self, n: int) -> bool:
+        """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
         f = self.f = self.f or build(self.problem, self.merged, self.refined)
         large = is_large(f)
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not large
-        share = 1.0 if self.asked <= self.final else TRY if is_trial or self.refined.tail else SHARE
-        limit = Deadline.after(share * self.deadline.left())
-        result = self._solved_large(f, n, limit) if large else self._solved(f, limit)
+        limit = Deadline.after(self._share(is_trial) * self.deadline.left())
+        result = self._solved_large(f, n, limit) if large else self._solved(f, limit, self._known(f))
         self._learn(f, result.bound)
         if result.values is None and is_trial and not result.finished:
             self.is_far = False  # it was too short for that
-            return False
+            return True
         self.finished = result.finished
         if result.values is None:
-            return True
+            self.is_over = result.finished
+            return False
         written = expand(self.problem, self.merged, decode(f, result.values))
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), self.bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= self.budget_bytes
@@ -117,19 +128,37 @@ class _Search:
         if not large:
             self._improve(n)
         if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
-            return True
+            self.is_over = self._reached() or result.finished
+            return self.is_over
         self.finished = False
         if is_trial and self._told_exactly():
-            return False
-        if is_hopeless and not is_trial:  # refined further it only takes longer
             return True
+        if is_hopeless and not is_trial:  # refined further it only takes longer
+            return False
         self.is_far = self.is_far or (is_simple and _needed(self.problem, written) > FAR)
-        return not self._refined(written, fits)
+        self.is_over = not self._refined(written, fits)
+        return True
+
+    def _known(self, f: Formulation) -> dict[int, float]:
+        """The cheapest plan so far, as values of the variables: for the MILP to do better."""
+        known = self.improver and self.improver.best
+        is_late = self.is_again or self.asked <= self.final  # before, where it breaks the budget says more
+        if not (is_late and known and known.merged is self.merged):
+            return {}
+        return {x: value for x, (_, value) in encode(f, known.draft).items()}
+
+    def _share(self, is_trial: bool) -> float:
+        """Of the time left, for a round."""
+        if self.is_again:
+            return AGAIN
+        if self.asked <= self.final:
+            return 1.0
+        return TRY if is_trial or self.refined.tail else SHARE
 
     def _solved(self, f: Formulation, limit: Deadline, hint: Mapping[int, float] | None = None) -> Result:
         """A solution of the program, and a bound."""
-        left_s = limit.left()
-        return f.model.solve(gap=self.asked, time_limit_s=left_s, node_limit=NODES, hint=hint)
+        nodes = None if self.is_again else NODES
+        return f.model.solve(gap=self.asked, time_limit_s=limit.left(), node_limit=nodes, hint=hint)
 
     def _solved_large(self, f: Formulation, n: int, limit: Deadline) -> Result:
         """A solution near the linear relaxation if that will do; if not, the improver goes on meanwhile.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TypeGuard
 
 from rematc.errors import BudgetError
 from rematc.garbage import garbage_waits
@@ -24,7 +25,7 @@ from rematc.solve.order import best_order, reordered, restored
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
 from rematc.solve.reversal import reversal
-from rematc.solve.search import Found, search
+from rematc.solve.search import Found, Search, search
 from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
@@ -145,8 +146,9 @@ def _solve_large(
     limit_s = options.for_ops(len(problem.graph.ops))
     end, search_end = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
     improver = Improver(problem, lambda: _starts(problem, merged, little, options.gap, end))
-    found = search(problem, merged, Refined(tightest(merged.core)), options.gap, search_end, improver)
-    if found.best and found.best.plan.cost_ns <= (1 + options.gap) * found.bound_ns:
+    searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
+    found = searching.run(search_end)
+    if _is_near(found.best, found.bound_ns, options.gap):
         return _judge(found.best.plan, found.bound_ns, options.gap)
     improver.begin(found.best, found.bound_ns)
     if not improver.searches:  # any plan is worth more than the time limit
@@ -155,9 +157,18 @@ def _solve_large(
         end.at += time.monotonic() - begun
     bound_ns = max(found.bound_ns, improver.bound_ns)
     improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
+    while end.left() > 0 and not searching.is_over and not _is_near(improver.best, bound_ns, options.gap):
+        found = searching.run(end)  # the improver is through: all the time left is for the search
+        bound_ns = max(bound_ns, found.bound_ns)
+        improver.begin(found.best, bound_ns)
+        improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
     assert improver.best is not None
     plan = _judge(improver.best.plan, bound_ns, options.gap)
     return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
+
+
+def _is_near(found: Written | None, bound_ns: int, gap: float) -> TypeGuard[Written]:
+    return found is not None and found.plan.cost_ns <= (1 + gap) * bound_ns
 
 
 def _starts(problem: Problem, merged: Merged, little: int, gap: float, deadline: Deadline) -> Starts:
