@@ -20,6 +20,7 @@ LARGE = 4000  # integer variables: cutting planes take long then
 PATIENCE = 0.5  # of the time left after the relaxation
 WIDER = 0, 1, 1, 2, 4  # so many units further each time
 FEW = LARGE // 2  # variables to decide about: with more there is no end to it
+NARROW, WHOLE = (0, 1), 0.1  # of a small program: how wide, and where no more of the units are fractions
 
 
 def is_large(f: Formulation) -> bool:
@@ -31,13 +32,16 @@ def nearby(f: Formulation, gap: float, deadline: Deadline, node_limit: int) -> R
     """A solution near that of the relaxation, whose bound it has; if none is near, `Result.values` is None.
 
     More units around those are decided about until it is within ``gap`` of the relaxation. ``finished`` is
-    False where none was found, unless the relaxation itself has no solution.
+    False where none was found, unless the relaxation itself has no solution. For a program that is not
+    large, the MILP is not far: only where the relaxation is whole but for a few units is this tried.
     """
     relaxed = f.model.relaxed().solve(gap=0.0, time_limit_s=deadline.left())
     if relaxed.values is None:
         return relaxed
     best, cost, free = None, math.inf, _split(f, relaxed.values)
-    for steps in WIDER:
+    if not is_large(f) and len(free) > WHOLE * len(f.core.units):
+        return Result(None, relaxed.bound, finished=False)
+    for steps in WIDER if is_large(f) else NARROW:
         for _ in range(steps):
             free = _wider(f.core, free)
         fixed = {x: float(round(relaxed.values[x])) for x, u in f.unit_of.items() if u not in free}

@@ -108,7 +108,7 @@ class Search:
         large = is_large(f)
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not large
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
-        result = self._solved_large(f, n, limit) if large else self._solved(f, limit, self._known(f))
+        result = self._solved_large(f, n, limit) if large else self._solved_small(f, limit)
         self._learn(f, result.bound)
         if result.values is None and is_trial and not result.finished:
             self.is_far = False  # it was too short for that
@@ -160,6 +160,15 @@ class Search:
         nodes = None if self.is_again else NODES
         return f.model.solve(gap=self.asked, time_limit_s=limit.left(), node_limit=nodes, hint=hint)
 
+    def _solved_small(self, f: Formulation, limit: Deadline) -> Result:
+        """The MILP's solution, or one near the linear relaxation that is no worse than it need be."""
+        if not self.is_again:
+            near = nearby(f, self.final, limit, NODES)
+            self._learn(f, near.bound)
+            if near.finished and (near.values is None or self._is_within(f, near, self.final)):
+                return near
+        return self._solved(f, limit, self._known(f))
+
     def _solved_large(self, f: Formulation, n: int, limit: Deadline) -> Result:
         """A solution near the linear relaxation if that will do; if not, the improver goes on meanwhile.
 
@@ -175,9 +184,12 @@ class Search:
             return whole.result()
 
     def _is_enough(self, f: Formulation, near: Result) -> bool:
-        enough = self.asked if self.asked <= self.final else max(self.asked, ROUGH)
+        return self._is_within(f, near, self.asked if self.asked <= self.final else max(self.asked, ROUGH))
+
+    @staticmethod
+    def _is_within(f: Formulation, near: Result, gap: float) -> bool:
         assert near.values is not None
-        return f.model.objective(near.values) <= (1 + enough) * near.bound
+        return f.model.objective(near.values) <= (1 + gap) * near.bound
 
     def _learn(self, f: Formulation, bound: float) -> None:
         if self.refined.bounds_all:
