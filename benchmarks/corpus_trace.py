@@ -34,7 +34,7 @@ class Device:
 # 2.0e12 bytes per second, 1.56e14 FLOP per second in TF32, twice that in bfloat16).
 A100 = Device(
     Rates(
-        stream=1.5e12, strided=1.0e12, special=1.4e12, reduce=1.2e12, gather=6e11,
+        stream=1.5e12, strided=1.0e12, special=1.4e12, reduce=1.2e12, gather=6e11, random=6e11,
         matmul=1.1e14, conv=8e13, attention=6e13, overhead_ns=5_000,
         faster={"bfloat16": 2.0, "float16": 2.0},
     ),
@@ -43,7 +43,7 @@ A100 = Device(
 # The same of two cores of a server.
 CPU = Device(
     Rates(
-        stream=1e11, strided=1.3e10, special=1.3e10, reduce=2.5e10, gather=2.5e10,
+        stream=1e11, strided=1.3e10, special=1.3e10, reduce=2.5e10, gather=2.5e10, random=2.5e10,
         matmul=1.8e11, conv=1.9e11, attention=1.5e11, overhead_ns=4_000,
         faster={"bfloat16": 2.0, "float16": 2.0},
     ),

@@ -22,6 +22,7 @@ import networkx
 
 from rematc.capture import Capture
 from rematc.graph import Graph, Op, Phase, Value
+from rematc.mincut import is_cheap
 from rematc.plan import Plan
 
 
@@ -208,7 +209,8 @@ class _Fused:
         same = [ops[i] for i in members if ops[i].phase == root.phase]
         return Op(
             name=root.name,
-            target=root.target,
+            # Dropout's mask is a comparison: cheap, but for what is drawn within the same kernel.
+            target=next((o.target for o in [root, *reversed(same)] if not is_cheap(o)), root.target),
             inputs=self._values(reads),
             outputs=self._values(root.outputs),
             phase=root.phase,

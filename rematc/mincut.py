@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import networkx
 
-from rematc.graph import Graph
+from rematc.graph import Graph, Op
 from rematc.layers import read_in_backward
 
 _CHEAP_NAMES = """
@@ -63,11 +63,16 @@ def cheapest_cut(graph: Graph) -> frozenset[int]:
 def _add_op(net: networkx.DiGraph, graph: Graph, index: int, of: list[int]) -> None:
     op = graph.ops[index]
     reads = sorted({of[v] for v in op.inputs})
-    banned = base_name(op.target) not in CHEAP or op.pin is not None or op.needed is not None
+    banned = not is_cheap(op) or op.pin is not None or op.needed is not None
     for s in sorted({of[v] for v in op.outputs}.difference(reads)):
         net.add_edges_from((("out", u), ("in", s)) for u in reads)
         if banned or not reads:
             net.add_edge("source", ("in", s))
+
+
+def is_cheap(op: Op) -> bool:
+    """Is it pointwise, or a view?"""
+    return base_name(op.target) in CHEAP
 
 
 def base_name(target: str) -> str:

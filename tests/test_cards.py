@@ -71,7 +71,7 @@ def test_a_product_in_another_dtype_is_as_much_faster() -> None:
     single, half = (
         ops_of(lambda a: (a @ a).sum(), leaf(512, 512, dtype=d)) for d in (torch.float32, torch.bfloat16)
     )
-    prices = Prices(Rates(1e13, 1e13, 1e13, 1e13, 1e13, 1e9, 1e9, 1e9, 0, {"bfloat16": 4.0}))
+    prices = Prices(Rates(1e13, 1e13, 1e13, 1e13, 1e13, 1e13, 1e9, 1e9, 1e9, 0, {"bfloat16": 4.0}))
     mm = [next(n for n in nodes if "aten.mm." in str(n.target)) for nodes in (single, half)]
     assert prices.of(mm[0]).runtime_ns == pytest.approx(4 * prices.of(mm[1]).runtime_ns)
 

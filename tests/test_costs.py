@@ -27,7 +27,7 @@ from tests.joints import read
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 CPU = torch.device("cpu")
-RATES = Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 5000, {"bfloat16": 2.0})
+RATES = Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e9, 1e11, 8e10, 6e10, 5000, {"bfloat16": 2.0})
 aten = torch.ops.aten
 
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
+from rematc.baselines import min_cut
 from rematc.capture import Capture
+from rematc.costs import rates
 from rematc.errors import BudgetError, ProblemError
 from rematc.options import Options
 from rematc.partition import Partitioned, partition
@@ -75,6 +77,21 @@ def gated(x: Tensor, w: Tensor) -> Tensor:
 EXAMPLES: list[Callable[..., Any]] = [pointwise, normed, dropped, branched, viewed, gated]
 each_example = pytest.mark.parametrize("fn", EXAMPLES, ids=lambda f: f.__name__)
 SIZES = (leaf(512, 16), leaf(16, 16))
+
+
+def test_what_is_drawn_is_neither_cheap_nor_drawn_again_without_need() -> None:
+    """A mask of one byte is a comparison, which is cheap, of numbers that are drawn in the same kernel."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(2):
+            x = F.dropout(F.relu(x @ w), 0.3)
+        return (x @ w).sum()
+
+    captured, problem = posed(fn, leaf(64, 64), leaf(64, 64))
+    draws = {i for i, nodes in enumerate(captured.nodes) if any("random" in n.name for n in nodes)}
+    assert draws and draws.isdisjoint(min_cut(problem).backward)
+    drawn_ns = 1e9 * 4 * 64 * 64 / rates.calibrate(torch.device("cpu")).random
+    assert min(problem.costs[i].runtime_ns for i in draws) > drawn_ns
 
 
 def test_what_stays_within_a_kernel_is_no_value() -> None:

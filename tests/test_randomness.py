@@ -91,7 +91,7 @@ def as_inductor_alone(noise: Callable[[Tensor], Tensor], monkeypatch: pytest.Mon
 
 def test_under_inductor_they_are_drawn_again_from_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stays is not kept: Inductor draws it in the kernel that it is for."""
-    assert "aten.gt.Scalar" in as_inductor_alone(nn.Dropout(0.3), monkeypatch)
+    assert "prims.inductor_random.default" in as_inductor_alone(nn.Dropout(0.3), monkeypatch)
 
 
 EACH = [

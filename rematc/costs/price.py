@@ -22,7 +22,8 @@ from rematc.problem import OpCost
 class Prices:
     """What ops cost on a device of those ``rates``; what was measured is by the key of a call.
 
-    >>> Prices(Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 5000)).of(fx.Graph().output(None)).runtime_ns
+    >>> rates = Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e9, 1e11, 8e10, 6e10, 5000)
+    >>> Prices(rates).of(fx.Graph().output(None)).runtime_ns
     0
     """
 

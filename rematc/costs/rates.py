@@ -16,7 +16,7 @@ from rematc import cache, compat
 from rematc.cards import Card
 from rematc.costs.device import device_name
 
-FORMAT = "rematc.rates/2"
+FORMAT = "rematc.rates/3"
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -26,10 +26,11 @@ class Rates:
 
     ``stream`` are elementwise ops on contiguous tensors, ``strided`` copies that change the layout,
     ``special`` elementwise exp, erf, tanh and the like, ``reduce`` sums, norms and softmax, ``gather``
-    reads by index (all bytes per second, read and written together); ``matmul``, ``conv`` and
-    ``attention`` are FLOP per second in float32; ``faster`` is how much faster a product of another dtype is.
+    reads by index, ``random`` draws (all bytes per second, read and written together); ``matmul``, ``conv``
+    and ``attention`` are FLOP per second in float32; ``faster`` is how much faster a product of another dtype
+    is.
 
-    >>> Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e11, 8e10, 6e10, 5000, {"bfloat16": 2.0}).times(torch.bfloat16)
+    >>> Rates(1e10, 5e9, 2e9, 6e9, 4e9, 1e9, 1e11, 8e10, 6e10, 5000, {"bfloat16": 2.0}).times(torch.bfloat16)
     2.0
     """
 
@@ -38,6 +39,7 @@ class Rates:
     special: float
     reduce: float
     gather: float
+    random: float
     matmul: float
     conv: float
     attention: float
@@ -74,7 +76,7 @@ def rates_of(device: torch.device, folder: Path | None) -> Rates:
 def rates_of_card(card: Card) -> Rates:
     """The rates that a card is assumed to reach: its peaks, times the share that kernels of a kind reach."""
     base = "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    kinds = ("stream", "strided", "special", "reduce", "gather")
+    kinds = ("stream", "strided", "special", "reduce", "gather", "random")
     return Rates(
         **{kind: card.reached[kind] * card.bytes_per_s for kind in kinds},
         **{kind: card.reached[kind] * card.flops[base] for kind in ("matmul", "conv", "attention")},
@@ -109,6 +111,7 @@ def calibrate(device: torch.device) -> Rates:
         kernel = torch.ones(32, 32, 3, 3, device=device)
         q = torch.ones(2, 4, 256, 64, device=device)
         tiny = torch.ones(1, device=device)
+        generator = torch.Generator(device)  # the model draws what it would without this
         nbytes, mm = 4 * n, 2 * m.shape[0] ** 3
 
         def per_s(amount: float, run: Callable[[], object]) -> float:
@@ -124,6 +127,7 @@ def calibrate(device: torch.device) -> Rates:
             special=per_s(2 * nbytes, lambda: torch.erf(a)),
             reduce=per_s(2 * nbytes, lambda: torch.softmax(a.view(-1, 256), 1)),
             gather=per_s(2 * nbytes, lambda: a.view(-1, 64)[index]),
+            random=per_s(nbytes, lambda: torch.rand(n, device=device, generator=generator)),
             matmul=matmul,
             conv=per_s(
                 2 * 9 * 32 * image.numel(), lambda: torch.nn.functional.conv2d(image, kernel, padding=1)

@@ -20,7 +20,8 @@ from rematc.storages import tensors
 
 SPECIAL = ("exp", "erf", "gelu", "silu", "tanh", "sigmoid", "sin", "cos", "log", "pow", "mish", "softplus")
 REDUCE = ("softmax", "norm", "sum", "mean", "var", "amax", "amin", "argmax", "max_pool", "avg_pool", "nll")
-GATHER = ("embedding", "index", "gather", "scatter", "dropout", "rand", "bernoulli", "sort", "topk")
+GATHER = ("embedding", "index", "gather", "scatter", "dropout_backward", "sort", "topk")
+RANDOM = ("dropout", "rand", "bernoulli")
 STRIDED = ("clone", "cat", "copy", "constant_pad", "contiguous", "stack", "upsample")
 
 
@@ -105,6 +106,7 @@ def _byte_rate(name: str, rates: Rates) -> float:
         (REDUCE, rates.reduce),
         (SPECIAL, rates.special),
         (GATHER, rates.gather),
+        (RANDOM, rates.random),
         (STRIDED, rates.strided),
     ):
         if any(w in op for w in words):
