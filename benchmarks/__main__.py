@@ -18,6 +18,7 @@ FILES = {
     "llama": "llama8-cpu.json",
     "inductor": "inductor-cpu.json",
     "overhead": "overhead-cpu.json",
+    "rival": "rival-cpu.json",
     "solver": "solver-cpu.json",
 }
 RESULTS = Path(__file__).parent / "results"

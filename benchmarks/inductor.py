@@ -56,6 +56,7 @@ class Cell:
             return case.loss(case.model(**inputs))
 
         self.case = case
+        loss.__code__ = loss.__code__.replace()  # its own: by that Dynamo looks for what it has compiled
         self.run = loss if backend is None else torch.compile(loss, backend=backend)
 
     def clear(self) -> None:

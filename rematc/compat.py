@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor  # loaded with torch
 
 from rematc.errors import CaptureError
 
@@ -257,9 +258,7 @@ def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any] | None:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Has the tensor no memory?"""
-    from torch._subclasses.fake_tensor import FakeTensor
-
+    """Has the tensor no memory? Asked of all parameters in each step."""
     return isinstance(tensor, FakeTensor)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import rematc
 from benchmarks import __main__ as bench
-from benchmarks import demo, llama
+from benchmarks import demo, llama, rival
 from benchmarks.machine import machine, nothing_kept, seconds_of_each, write_results
 from benchmarks.models import GPTConfig, largest_difference
 from rematc.cache import cache_folder
@@ -140,6 +140,38 @@ def test_recomputation_is_compared_within_rounds() -> None:
     solved = [llama.Solved(None, 1, 0.0, 0.0, "optimal", 31.0)]
     held = [c["holds"] for c in llama.claims(rows, solved, 44_000_000)]
     assert held == [True, True, False, True]
+
+
+def rivals(seconds: float = 0.9, difference: float = 0.0) -> list[rival.Row]:
+    """Torch's budget at 9 MB and, faster and wrong, at 5; rematc at 9 and at 4."""
+    rows = [
+        rival.Row("m", rival.ALONE, None, 10_000_000, 0.0, [1.0, 2.0]),
+        rival.Row("m", "torch's budget 0.5", None, 9_000_000, 0.0, [1.1, 2.2]),
+        rival.Row("m", "torch's budget 0.0", None, 5_000_000, 1.5, [0.5, 1.0]),
+        rival.Row("m", "rematc, 9.00 MB", 9_000_000, 8_990_000, difference, [seconds, 2 * seconds]),
+        rival.Row("m", rival.SMALLEST, 4_000_000, 3_000_000, 0.0, [1.5, 3.0]),
+    ]
+    for row in rows:
+        row.ratio = row.seconds[0]
+    return rows
+
+
+def test_rivals_meet_at_the_peaks_of_torch_s_budget_and_wrong_gradients_do_not_count() -> None:
+    found = [(theirs.measured_bytes, ours.name, ratio) for theirs, ours, ratio in rival.duels(rivals())]
+    assert [f[:2] for f in found] == [(10_000_000, "rematc, 9.00 MB"), (9_000_000, "rematc, 9.00 MB")]
+    assert [round(ratio, 3) for *_, ratio in found] == [0.9, 0.818]
+    assert rival.lowest(rivals()) == {"m": 0.6}
+    assert [c["holds"] for c in rival.claims(rivals())] == [True, True, True]
+    assert [c["holds"] for c in rival.claims(rivals(seconds=1.01))] == [False, True, True]
+    assert [c["holds"] for c in rival.claims(rivals(difference=float("inf")))][2:] == [False]
+    assert "WRONG" in rival.table(rivals()) and "0.82" in rival.summary(rivals())
+
+
+def test_gradients_are_compared_with_the_largest() -> None:
+    large, small = torch.full((2,), 4.0), torch.ones(2)
+    assert rival.relative_difference([large, small], [large, small]) == 0
+    assert rival.relative_difference([large, small - 1], [large, small]) == 0.25
+    assert rival.relative_difference([large, small * float("nan")], [large, small]) == float("inf")
 
 
 def test_all_benchmarks_are_summed_up(tmp_path: Path) -> None:
