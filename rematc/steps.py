@@ -109,7 +109,8 @@ class Steps:
             if self.calls.is_retraced:
                 self.say_once(RETRACED)
             self.surveys.begin(graph, args)
-            read = dict(storages(args))
+            others = self.calls.held or self.calls.left  # most often none: to look takes time in each step
+            read = dict(storages(args)) if others else {}
             held = kept_beside(read, self.calls.held)
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
