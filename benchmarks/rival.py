@@ -142,8 +142,8 @@ def relative_difference(got: Sequence[torch.Tensor], expected: Sequence[torch.Te
     return largest_difference(got, expected) / max(float(e.abs().max()) for e in expected)
 
 
-def duels(rows: Sequence[Row]) -> list[tuple[Row, Row, float]]:
-    """At each peak that torch's budget reaches: its fastest there, rematc's, and the time of that to its.
+def duels(rows: Sequence[Row]) -> list[tuple[int, Row, Row, float]]:
+    """Each peak that torch's budget reaches: its fastest there, rematc's, and the time of that to its.
 
     One may take less memory than the peak allows. Where torch's gradients are wrong it does not count;
     rematc's would be a fault, and are seen as such.
@@ -159,7 +159,7 @@ def duels(rows: Sequence[Row]) -> list[tuple[Row, Row, float]]:
             ]
             if fast[0] and fast[1]:
                 pairs = zip(fast[0].seconds, fast[1].seconds, strict=True)
-                found.append((fast[1], fast[0], statistics.median(a / b for a, b in pairs)))
+                found.append((peak, fast[1], fast[0], statistics.median(a / b for a, b in pairs)))
     return found
 
 
@@ -207,8 +207,8 @@ def table(rows: Sequence[Row]) -> str:
 def summary(rows: Sequence[Row]) -> str:
     """Who is faster at which peak, and how low each can go."""
     lines = [
-        (torchs.model, f"{torchs.measured_bytes / 1e6:.2f} MB", torchs.name, ours.name, f"{ratio:.2f}")
-        for torchs, ours, ratio in duels(rows)
+        (theirs.model, f"{peak / 1e6:.2f} MB", theirs.name, ours.name, f"{ratio:.2f}")
+        for peak, theirs, ours, ratio in duels(rows)
     ]
     head = ("", "peak", "torch's fastest", "rematc's fastest", "step, of torch's")
     low = ", ".join(f"{model} {share:.2f}" for model, share in lowest(rows).items())
