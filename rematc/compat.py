@@ -393,6 +393,11 @@ def write_out(node: fx.Node) -> None:
         node.meta["inductor_realize_to_strides"] = True
 
 
+def is_written_out(node: fx.Node) -> bool:
+    """Was it said by `write_out`? Inductor's cache does not ask."""
+    return bool(node.meta.get("inductor_realize_to_strides"))
+
+
 @contextmanager
 def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> Iterator[None]:
     """Have Inductor run kernels in order of their places, and fuse where the second numbers are equal.

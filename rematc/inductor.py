@@ -69,8 +69,8 @@ def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
 
     What is in different kernels there is not fused: that would keep alive what the plan lets go of.
     """
-    places = repr([n.meta.get(STEP) for n in module.graph.nodes])
-    return compat.scheduling(_place, hashlib.sha256(places.encode()).hexdigest())
+    said = repr([(n.meta.get(STEP), compat.is_written_out(n)) for n in module.graph.nodes])
+    return compat.scheduling(_place, hashlib.sha256(said.encode()).hexdigest())
 
 
 def _place(nodes: list[fx.Node]) -> tuple[int, int]:

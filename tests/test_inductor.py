@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rematc
+from rematc import compat
 from rematc.measure import measure
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -68,3 +70,27 @@ def test_convolutions_stay_within_what_was_predicted(limit: str) -> None:
         assert plan.cost_ns > 0
     for ours, theirs in zip(state, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_inductors_cache_tells_apart_what_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code for the same steps and kernels would be found there, and may take more memory."""
+    names: list[str] = []
+    scheduling = compat.scheduling
+
+    def named(place: Any, name: str) -> Any:
+        names.append(name)
+        return scheduling(place, name)
+
+    def names_of_a_step() -> list[str]:
+        torch._dynamo.reset()
+        names.clear()
+        trained(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4)), rematc.backend(None))
+        return [*names]
+
+    monkeypatch.setattr(f"{__name__}.images", lambda: torch.ones(2, 3))
+    monkeypatch.setattr(compat, "scheduling", named)
+    usual = names_of_a_step()
+    assert usual == names_of_a_step()
+    monkeypatch.setattr(compat, "write_out", lambda node: None)
+    assert usual
+    assert not {*usual} & {*names_of_a_step()}
