@@ -41,6 +41,8 @@ def _gaps(axis: Any, ours: Sequence[Row]) -> None:
     axis.axhline(1.0, color="grey", linestyle=":")
     axis.set(title="gap", xlabel="budget / smallest budget", ylabel="cost above the bound, %", xscale="log")
     axis.set_yscale("symlog", linthresh=0.1)
+    axis.set_ylim(bottom=0)
+    _ticks_at(axis, (1, 1.25, 1.5, 2, 3, 5, 9))
 
 
 def _times(axis: Any, ours: Sequence[Row]) -> None:
@@ -56,6 +58,12 @@ def _times(axis: Any, ours: Sequence[Row]) -> None:
                 xs, ys = zip(*sorted(points), strict=True)
                 axis.plot(xs, ys, marker="o", markersize=3, label=f"{family} {label}")
     axis.set(title="time to solve", xlabel="layers", ylabel="seconds", xscale="log", yscale="log")
+    _ticks_at(axis, sorted({r["layers"] for r in grown}))
+
+
+def _ticks_at(axis: Any, places: Sequence[float]) -> None:
+    axis.set_xticks(places, [f"{place:g}" for place in places])
+    axis.set_xticks([], minor=True)
 
 
 def _costs(axis: Any, rows: Sequence[Row]) -> None:

@@ -34,11 +34,12 @@ def claims(rows: Sequence[Row], facts: Sequence[Facts]) -> list[Claim]:
         ),
         *_worst("gap between 1.1 and 1.25 times the smallest", 0.03, models, "gap", _from(1.1, 1.25)),
     ]
+    ample = [r for r in models if _from(1.1, math.inf)(r)]  # below that the time limit is what ends it
     for layers, goal in LAYER_GOALS_S:
         found += _worst(
-            f"slowest solve of {layers} layers, seconds", goal, models, "solve_s", _has("layers", layers)
+            f"slowest solve of {layers} layers, seconds", goal, ample, "solve_s", _has("layers", layers)
         )
-    found += _growth(models)
+    found += _growth(ample)
     random = [r for r in ours if r["kind"] == "random"]
     for ops, goal in RANDOM_GOALS_S:
         found += _worst(
