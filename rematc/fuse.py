@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import networkx
-
 from rematc.capture import Capture
 from rematc.graph import Graph, Op, Phase, Value
 from rematc.mincut import is_cheap
@@ -146,17 +144,19 @@ class _Side:
 
     @cached_property
     def order(self) -> list[int]:
-        """The written ops in the order of the kernels, as far as what they read allows."""
-        net = networkx.DiGraph()
-        net.add_nodes_from(self.written)
-        for i in self.written:
-            net.add_edges_from((self.producer[v], i) for v in self.cone(i)[1] if v in self.producer)
-        last = -1
-        rank: dict[int, tuple[int, int]] = {}
+        """The written ops in the order of the kernels, each in time for the first kernel that reads it.
+
+        Inductor folds an op away (x + 0), and one of its last kernels writes what that reads. If this waited
+        for its kernel, so would all that depends on it by the graph, and a draw, which does not, ran before.
+        """
+        turns: dict[int, int] = {}
+        turn = -1
         for i in sorted(self.written, key=self.position.__getitem__):
-            last = self.homes[i][0] if i in self.homes else last
-            rank[i] = (last, self.position[i])
-        return list(networkx.lexicographical_topological_sort(net, rank.__getitem__))
+            turn = turns[i] = self.homes[i][0] if i in self.homes else turn
+        for reader in reversed(turns):
+            for i in (self.producer[v] for v in self.cone(reader)[1] if v in self.producer):
+                turns[i] = min(turns[i], turns[reader])
+        return sorted(turns, key=turns.__getitem__)
 
 
 class _Fused:

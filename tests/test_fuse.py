@@ -15,6 +15,7 @@ from rematc.baselines import min_cut
 from rematc.capture import Capture
 from rematc.costs import rates
 from rematc.errors import BudgetError, ProblemError
+from rematc.fuse import Kernel, fuse
 from rematc.options import Options
 from rematc.partition import Partitioned, partition
 from rematc.pose import pose
@@ -122,6 +123,22 @@ def test_each_value_is_made_by_one_op_so_what_backward_can_recompute_may_be_save
         if not of_gradients.isdisjoint(op.inputs):
             of_gradients.update(op.outputs)
     assert all((op.phase == "backward") == of_gradients.issuperset(op.outputs) for op in graph.ops)
+
+
+def test_each_value_is_made_in_time_for_the_first_kernel_that_reads_it() -> None:
+    """Inductor folds ops, and writes late what they read: what reads nothing, as a draw, would run before."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        at = torch.arange(4.0)
+        product = at * x
+        return (product.exp() * torch.rand(4)).sum(), at
+
+    joint, outputs = joint_of(fn, leaf(4), inductor_ops=False)
+    captured, problem = pose(joint, outputs, Options(None, "eager"))
+    names = ("mul",), ("rand",), ("exp", "mul_1", "sum_1"), ("arange",)
+    fused = fuse(captured, min_cut(problem), tuple(map(Kernel, names)), ())
+    made = [op.name for op in fused.graph.ops if op.phase == "forward"]
+    assert made[:3] == ["arange", "mul", "rand"]
 
 
 def test_what_only_kernels_of_backward_read_is_computed_in_each_of_them() -> None:
