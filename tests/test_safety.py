@@ -20,11 +20,12 @@ from torch import Tensor
 
 import rematc
 from rematc import cache, files
+from rematc.costs import rates, table
 from tests.small import eager, gradients, net, refusal, same_bits
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 ROOT = Path(__file__).parent.parent
-FORMS = ("rematc.rates/2", "rematc.costs/2", "rematc.plan/1", "rematc.plans/1")
+FORMS = (rates.FORMAT, table.FORMAT, "rematc.plan/1", "rematc.plans/1")
 
 
 def budget() -> int:
