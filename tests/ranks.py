@@ -54,7 +54,8 @@ def _trained(kind: type[Way], budget: int) -> Found:
     collectives = _collectives(way)
     plans = [(plan.digest, plan.cost_ns, plan.peak_bytes, plan.backward) for plan in backend.plans]
     found = {"gradients": gradients, "plain": plain, "expected": way.expected(), "plans": plans}
-    peak_bytes = bytes_of([way.x, *way.model.parameters()]) + _step_bytes(way)
+    way.model.zero_grad()
+    peak_bytes = bytes_of([way.x, *way.model.parameters()]) + measure(way.step).peak_bytes
     saved = _saved(kind, budget) if issubclass(kind, (Fsdp, Sharded)) else []
     return {
         **found,
@@ -72,15 +73,6 @@ def _collectives(way: Way) -> Counter[str]:
         way.step()
         dist.barrier()
     return Counter(e.key for e in profiled.events() if "gloo" in e.key or "c10d" in e.key)
-
-
-def _step_bytes(way: Way) -> int:
-    """The least of three: a thread of gloo may hold what it sent for a moment longer."""
-    found = []
-    for _ in range(3):
-        way.model.zero_grad()
-        found.append(measure(way.step).peak_bytes)
-    return min(found)
 
 
 def _saved(kind: type[Way], budget: int) -> list[int]:
