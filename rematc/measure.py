@@ -1,11 +1,13 @@
 """What one step really takes: the peak of the allocator, and the time. The judge of every plan.
 
 On the CPU the allocator tells the profiler of each allocation and each free, with its address. It
-does so only for the threads that the profiler follows (the caller's, where autograd's backward
-pass on the CPU runs too), and it knows the size of a block only if it saw it allocated. So frees
-of older blocks do not count here: a step that drops gradients from before it measures higher than
-it is. Measure with gradients None, or with ``warmup=1``, which has the profiler see them made.
-Scratch memory that a library takes past the allocator (oneDNN, MKL) is in no figure.
+does so only for the threads that the profiler follows: the caller's, where autograd's backward
+pass on the CPU runs too. What a thread of gloo's lets go of counts until its address is given out
+again, so a rank's step may measure higher than it is. The allocator knows the size of a block only
+if it saw it allocated, so frees of older blocks do not count here: a step that drops gradients from
+before it measures higher than it is. Measure with gradients None, or with ``warmup=1``, which has
+the profiler see them made. Scratch memory that a library takes past the allocator (oneDNN, MKL) is
+in no figure.
 
 On CUDA the caching allocator counts for itself, in blocks of 512 bytes.
 """

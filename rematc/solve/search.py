@@ -52,16 +52,9 @@ class Found:
     finished: bool
 
 
-def search(
-    problem: Problem,
-    merged: Merged,
-    refined: Refined,
-    gap: float,
-    deadline: Deadline,
-    improver: Improver | None = None,
-) -> Found:
+def search(problem: Problem, merged: Merged, refined: Refined, gap: float, deadline: Deadline) -> Found:
     """The cheapest plan for ``merged`` within ``gap``, from what is ``refined`` on, until ``deadline``."""
-    return Search(problem, merged, refined, gap, improver).run(deadline)
+    return Search(problem, merged, refined, gap).run(deadline)
 
 
 class Search:
@@ -96,9 +89,10 @@ class Search:
         After that it may be called again, with more time: the round has all of it then.
         """
         self.deadline, is_enough = deadline, True
-        while is_enough and not self.is_over and self.rounds < ROUNDS and deadline.left() > 0:
+        while is_enough and not self.is_over and deadline.left() > 0:
             is_enough = self._round(self.rounds)
             self.rounds += 1
+            self.is_over = self.is_over or self.rounds == ROUNDS
         self.is_again = True
         return Found(self.best, self.bound, self.finished)
 

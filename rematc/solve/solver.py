@@ -144,24 +144,25 @@ def _solve_large(
 ) -> Plan:
     assert problem.budget_bytes is not None
     limit_s = options.for_ops(len(problem.graph.ops))
-    end, search_end = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
+    end, searches_until = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
     improver = Improver(problem, lambda: _starts(problem, merged, little, options.gap, end))
     searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
-    found = searching.run(search_end)
-    if _is_near(found.best, found.bound_ns, options.gap):
-        return _judge(found.best.plan, found.bound_ns, options.gap)
-    improver.begin(found.best, found.bound_ns)
-    if not improver.searches:  # any plan is worth more than the time limit
-        begun = time.monotonic()
-        improver.begin_from(_tightest(problem, merged))
-        end.at += time.monotonic() - begun
-    bound_ns = max(found.bound_ns, improver.bound_ns)
-    improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
-    while end.left() > 0 and not searching.is_over and not _is_near(improver.best, bound_ns, options.gap):
-        found = searching.run(end)  # the improver is through: all the time left is for the search
+    bound_ns = 0
+    while True:
+        found = searching.run(searches_until)
         bound_ns = max(bound_ns, found.bound_ns)
+        if _is_near(found.best, bound_ns, options.gap):
+            return _judge(found.best.plan, bound_ns, options.gap)
         improver.begin(found.best, bound_ns)
+        if not improver.searches:  # any plan is worth more than the time limit
+            begun = time.monotonic()
+            improver.begin_from(_tightest(problem, merged))
+            end.at += time.monotonic() - begun
+        bound_ns = max(bound_ns, improver.bound_ns)
         improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
+        if end.left() <= 0 or searching.is_over or _is_near(improver.best, bound_ns, options.gap):
+            break
+        searches_until = end  # the improver is through: all the time left is for the search
     assert improver.best is not None
     plan = _judge(improver.best.plan, bound_ns, options.gap)
     return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
