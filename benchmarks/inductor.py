@@ -6,19 +6,18 @@ step compiles all.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from tabulate import tabulate
 
 import rematc
+from benchmarks.arguments import zoo_arguments
 from benchmarks.machine import nothing_kept, seconds_of_each, write_results
 from tests.zoo import ZOO, Case
 
@@ -169,10 +168,7 @@ def _mb(size: int | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and time; 1 if a budget was exceeded."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.inductor", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE")
-    parser.add_argument("--names", nargs="*", default=list(ZOO), choices=list(ZOO), help="which models")
-    args = parser.parse_args(argv)
+    args = zoo_arguments("inductor", __doc__, argv)
     rows: list[Row] = []
     with nothing_kept():
         for model in args.names:

@@ -6,12 +6,10 @@ Steps of one model are timed in turn, so that what else the machine does disturb
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from tabulate import tabulate
 from torch._dynamo import config as dynamo
 
 import rematc
+from benchmarks.arguments import zoo_arguments
 from benchmarks.inductor import Cell
 from benchmarks.machine import seconds_of_each, write_results
 from rematc.options import Options
@@ -104,11 +103,7 @@ def claims(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print predicted and measured overheads side by side."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE")
-    parser.add_argument("--names", nargs="*", default=list(ZOO), choices=list(ZOO), help="which models")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of timing (default {ROUNDS})")
-    args = parser.parse_args(argv)
+    args = zoo_arguments("overhead", __doc__, argv, rounds=ROUNDS)
     rows: list[Row] = []
     for model in args.names:
         rows += rows_of(model, args.rounds)

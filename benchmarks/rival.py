@@ -7,20 +7,19 @@ are timed in turn, so that what else the machine does disturbs all alike.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from tabulate import tabulate
 
 import rematc
+from benchmarks.arguments import zoo_arguments
 from benchmarks.inductor import Cell
 from benchmarks.llama import torchs_budget
 from benchmarks.machine import nothing_kept, seconds_of_each, write_results
@@ -217,11 +216,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and time; 1 if rematc's gradients are wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rival", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE")
-    parser.add_argument("--names", nargs="*", default=list(ZOO), choices=list(ZOO), help="which models")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of timing (default {ROUNDS})")
-    args = parser.parse_args(argv)
+    args = zoo_arguments("rival", __doc__, argv, rounds=ROUNDS)
     rows: list[Row] = []
     with nothing_kept():
         for model in args.names:

@@ -384,18 +384,36 @@ def is_retained() -> bool:
     return runs and torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+WRITTEN_OUT = "rematc_written_out"
+
+
 def write_out(node: fx.Node) -> None:
     """Have Inductor write the value of an FX node, not compute it anew in each kernel that reads it.
 
-    It looks for the tensor that is to be written, which ops that only check something do not have.
+    Its own way to ask for that (``inductor_realize_to_strides``) also turns the value to the strides of the
+    trace: twice around each convolution, which Inductor computes with the channels last.
     """
-    if isinstance(node.meta.get("val"), torch.Tensor):
-        node.meta["inductor_realize_to_strides"] = True
+    node.meta[WRITTEN_OUT] = True
 
 
 def is_written_out(node: fx.Node) -> bool:
     """Was it said by `write_out`? Inductor's cache does not ask."""
-    return bool(node.meta.get("inductor_realize_to_strides"))
+    return bool(node.meta.get(WRITTEN_OUT))
+
+
+def _writing_out() -> AbstractContextManager[object]:
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import TensorBox
+
+    lower = GraphLowering.run_node
+
+    def run_node(lowering: Any, node: fx.Node) -> Any:
+        result = lower(lowering, node)
+        if is_written_out(node) and isinstance(result, TensorBox):  # what only checks something has none
+            result.realize()
+        return result
+
+    return mock.patch.object(GraphLowering, "run_node", run_node)
 
 
 @contextmanager
@@ -403,7 +421,8 @@ def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> 
     """Have Inductor run kernels in order of their places, and fuse where the second numbers are equal.
 
     ``place`` gets the FX nodes that a kernel computes something of. Nothing is moved, nor is a buffer kept
-    for a later one of its size. ``name`` tells the orders of equal code apart, for Inductor's cache.
+    for a later one of its size, and what `write_out` said is written. ``name`` tells the orders of equal code
+    apart, for Inductor's cache.
     """
     from torch._inductor import config, custom_graph_pass
     from torch._inductor.choices import InductorChoices
@@ -429,7 +448,8 @@ def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> 
             return (str, (self.uuid(),))
 
     patches = {"_post_fusion_custom_pass": InOrder(), "reorder_for_peak_memory": False}
-    with config.patch({**patches, "allow_buffer_reuse": False}), V.set_choices_handler(Choices()):
+    settings = config.patch({**patches, "allow_buffer_reuse": False})
+    with settings, V.set_choices_handler(Choices()), _writing_out():
         yield
 
 

@@ -1,4 +1,4 @@
-"""To look for garbage again and again among the millions of objects of a lowering takes a fifth of it."""
+"""Garbage is not looked for among the millions of objects of a lowering, or of a search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from contextlib import contextmanager
 def garbage_waits() -> Iterator[None]:
     """Inside, garbage that refers to itself is not looked for; where that is off already, it stays off.
 
-    Graphs are such garbage: of one lowering of a model of 32 layers they are some hundred megabytes.
+    It takes a fifth of a lowering. Graphs are such garbage: of one lowering of a model of 32 layers they are
+    some hundred megabytes.
 
     >>> with garbage_waits():
     ...     gc.isenabled()

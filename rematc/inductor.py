@@ -69,7 +69,9 @@ def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
 
     What is in different kernels there is not fused: that would keep alive what the plan lets go of.
     """
-    said = repr([(n.meta.get(STEP), compat.is_written_out(n)) for n in module.graph.nodes])
+    from rematc import __version__
+
+    said = repr((__version__, [(n.meta.get(STEP), compat.is_written_out(n)) for n in module.graph.nodes]))
     return compat.scheduling(_place, hashlib.sha256(said.encode()).hexdigest())
 
 

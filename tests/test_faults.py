@@ -10,7 +10,7 @@ from rematc import compat
 from tests.faults import Fault
 from tests.programs import Program
 from tests.test_fuzz import (
-    OVERWRITTEN_THROUGH_A_VIEW,
+    OVERWRITTEN_WHILE_IT_IS_READ,
     READ_AND_OVERWRITTEN,
     RETURNED_AND_SPLIT,
     is_right_under_inductor,
@@ -64,7 +64,7 @@ FAULTS: list[tuple[Fault, Check, Program]] = [
             "",
         ),
         is_right_under_inductor,
-        OVERWRITTEN_THROUGH_A_VIEW,
+        OVERWRITTEN_WHILE_IT_IS_READ,
     ),
     (
         Fault(

@@ -27,6 +27,17 @@ thorough = settings(max_examples=1000, suppress_health_check=CHECKS)
 RETURNED_AND_SPLIT = Program((("turned", 0, 1), ("gelu", 0, 0), ("gelu", 0, 2), ("split", 1, 1)), (0, 2, 5))
 READ_AND_OVERWRITTEN = Program((("average", 0, 0), ("tanh", 0, 0), ("average", 0, 0)), (0,))
 OVERWRITTEN_THROUGH_A_VIEW = Program((("in place", 0, 1), ("rows", 0, 0)), (0,))
+OVERWRITTEN_WHILE_IT_IS_READ = Program(
+    (
+        ("in place", 1, 2),
+        ("in place", 2, 0),
+        ("rows", 2, 0),
+        ("product", 1, 1),
+        ("gelu", 0, 0),
+        ("split", 1, 0),
+    ),
+    (0,),
+)
 SUM = ("add", 0, 0)
 THE_SAME_NOISE_TWICE = Program(
     (("noise", 0, 0), SUM, SUM, SUM, ("noise", 0, 4), ("variance", 5, 2), ("sorted", 1, 5), ("turned", 1, 3)),
@@ -185,7 +196,9 @@ def test_a_thousand_times_the_smallest_budget_is_kept(program: Program) -> None:
     keeps_its_smallest_budget(program)
 
 
-@pytest.mark.parametrize("program", [OVERWRITTEN_THROUGH_A_VIEW, WITH_A_DEVICE_IN_ITS_CODE])
+@pytest.mark.parametrize(
+    "program", [OVERWRITTEN_THROUGH_A_VIEW, OVERWRITTEN_WHILE_IT_IS_READ, WITH_A_DEVICE_IN_ITS_CODE]
+)
 def test_what_was_wrong_under_inductor_is_right(program: Program) -> None:
     is_right_under_inductor(program)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import rematc
 from rematc import compat
 from rematc.measure import measure
+from rematc.rehearse import Rehearsal
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -70,6 +72,24 @@ def test_convolutions_stay_within_what_was_predicted(limit: str) -> None:
         assert plan.cost_ns > 0
     for ours, theirs in zip(state, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_written_out_keeps_the_strides_that_inductor_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was turned to those of the trace and back around each convolution: a U-Net's step took 1.4 times."""
+    codes: list[str] = []
+    play = Rehearsal.play
+
+    def noted(rehearsal: Rehearsal, source: str, *args: Any, **kwargs: Any) -> Any:
+        codes.append(source)
+        return play(rehearsal, source, *args, **kwargs)
+
+    monkeypatch.setattr(Rehearsal, "play", noted)
+    smallest()
+    made = [
+        m for code in codes for m in re.findall(r"empty_strided_cpu\(\((8, 16, 32, 32)\), \((.*?)\)", code)
+    ]
+    assert len(made) > 3
+    assert {strides for _, strides in made} == {"16384, 1, 512, 16"}
 
 
 def test_inductors_cache_tells_apart_what_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:

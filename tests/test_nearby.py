@@ -88,9 +88,7 @@ def cost_near(f: Formulation) -> float:
     return math.inf if values is None else f.model.objective(values)
 
 
-def test_what_is_not_large_is_tried_where_the_relaxation_is_whole_but_for_a_few_units(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_not_large_is_tried_where_the_relaxation_is_whole_but_for_a_few_units() -> None:
     tried = left = 0
     for f in (f for problem in map(random_problem, range(100)) for f in programs(problem)):
         relaxed, near = f.model.relaxed().solve(gap=0.0), nearby(f, 0.0, Deadline.after(60), 1000)
