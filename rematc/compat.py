@@ -401,19 +401,32 @@ def is_written_out(node: fx.Node) -> bool:
     return bool(node.meta.get(WRITTEN_OUT))
 
 
-def _writing_out() -> AbstractContextManager[object]:
+def _lowering_as_asked() -> AbstractContextManager[object]:
+    """What `write_out` said is written, and nothing is copied for the sake of strides that nobody needs."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.ir import TensorBox
 
     lower = GraphLowering.run_node
 
     def run_node(lowering: Any, node: fx.Node) -> Any:
+        if node.op == "placeholder" and any(user.op == "output" for user in node.users):
+            # A weight is handed over as it is, not as a copy with the channels last, kept until backward.
+            lowering.nodes_prefer_channels_last.discard(node)
+        elif lowering.layout_opt and _is_read_by_convolution_s_backward(node):
+            # It is made with the channels last, where one made anew of what has not was to be turned twice.
+            node.meta["val"] = node.meta["val"].to(memory_format=torch.channels_last)
         result = lower(lowering, node)
         if is_written_out(node) and isinstance(result, TensorBox):  # what only checks something has none
             result.realize()
         return result
 
     return mock.patch.object(GraphLowering, "run_node", run_node)
+
+
+def _is_read_by_convolution_s_backward(node: fx.Node) -> bool:
+    val = node.meta.get("val")
+    is_image = node.op == "call_function" and isinstance(val, torch.Tensor) and val.dim() == 4
+    return is_image and any(u.target is torch.ops.aten.convolution_backward.default for u in node.users)
 
 
 @contextmanager
@@ -449,7 +462,7 @@ def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> 
 
     patches = {"_post_fusion_custom_pass": InOrder(), "reorder_for_peak_memory": False}
     settings = config.patch({**patches, "allow_buffer_reuse": False})
-    with settings, V.set_choices_handler(Choices()), _writing_out():
+    with settings, V.set_choices_handler(Choices()), _lowering_as_asked():
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 ROUNDS = 4
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
 WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
-LEAST_S = 1.0
+LEAST_S, LEAST = 1.0, 0.4  # for each round, and of the time limit: with less it finds a plan far too dear
 
 NOTE = "the bound is for what the compiler fuses here, and for the difference of its code to the graph"
 
@@ -48,17 +49,15 @@ def fit(
         return Fitted(found.problem, _noted(found.plan))
     best: Fitted | None = None
     floor: Plan | None = None
-    learned, solve_s, bound_ns = problem, 0.0, None
+    learned, solver = problem, _Solver()
     limit_s = options.for_ops(len(problem.graph.ops))
     for _ in range(ROUNDS):
-        left_s = max(LEAST_S, limit_s - solve_s)
+        left_s = max(LEAST_S, LEAST * limit_s, limit_s - solver.seconds)
         try:
-            plan = solve(learned, replace(options, time_limit_s=left_s))
+            plan = solver.solved(learned, replace(options, time_limit_s=left_s))
         except BudgetError as e:
             floor = e.plan if learned is problem else None
             break
-        solve_s += plan.solve_s
-        bound_ns = plan.bound_ns if bound_ns is None else min(bound_ns, plan.bound_ns)
         if best is not None and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
             break
         found = _lowered(learned, plan, peak_of_code)
@@ -68,15 +67,33 @@ def fit(
             break
         learned = found.problem
     if best is None:
-        return _smallest(problem, options, peak_of_code, floor)
-    assert bound_ns is not None
-    return Fitted(best.problem, _bounded(best.plan, bound_ns, round(solve_s, 3), options.gap))
+        best = _smallest(problem, options, peak_of_code, floor, solver)
+    return Fitted(best.problem, solver.accounted(best.plan, options.gap))
 
 
-def _bounded(plan: Plan, bound_ns: int, solve_s: float, gap: float) -> Plan:
-    bounded = _noted(replace(plan, bound_ns=min(bound_ns, plan.bound_ns), solve_s=solve_s))
-    proven = bounded.status != "optimal" or bounded.gap <= gap
-    return bounded if proven else replace(bounded, status="feasible")
+@dataclass
+class _Solver:
+    """Solves, and keeps account of the ``seconds``, and of the lowest bound that was proven."""
+
+    seconds: float = 0.0
+    bound_ns: int | None = None
+
+    def solved(self, problem: Problem, options: SolveOptions) -> Plan:
+        started = time.monotonic()
+        try:
+            plan = solve(problem, options)
+        finally:
+            self.seconds += time.monotonic() - started
+        self.bound_ns = plan.bound_ns if self.bound_ns is None else min(self.bound_ns, plan.bound_ns)
+        return plan
+
+    def accounted(self, plan: Plan, gap: float) -> Plan:
+        """``plan`` with the account, and what that proves."""
+        bound_ns = min(self.bound_ns or 0, plan.cost_ns)
+        known = _noted(replace(plan, bound_ns=bound_ns, solve_s=round(self.seconds, 3)))
+        if plan.status == "optimal":
+            return known if known.gap <= gap else replace(known, status="feasible")
+        return replace(known, status="optimal") if not known.gap else known
 
 
 def _noted(plan: Plan) -> Plan:
@@ -113,28 +130,26 @@ def _is_full(found: Fitted) -> bool:
 
 
 def _smallest(
-    problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode, floor: Plan | None
+    problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode, floor: Plan | None, solver: _Solver
 ) -> Fitted:
     """The plan of the lowest peak that the graph has, if its code fits; else `BudgetError`.
 
     Or another as low, that recomputes less. ``floor``: that plan, if it is known.
     """
-    floor = floor or _lowest(problem, options)
+    floor = floor or _lowest(problem, options, solver)
     found = _lowered(problem, judged(problem, floor), peak_of_code)
     if not _fits(found):
         raise refusal(found.problem, found.plan, bound_bytes=0)
-    cheaper = solve(problem.with_budget(floor.peak_bytes), options)
+    cheaper = solver.solved(problem.with_budget(floor.peak_bytes), options)
     if cheaper.cost_ns < found.plan.cost_ns:
         other = _lowered(problem, judged(problem, cheaper), peak_of_code)
         found = other if _fits(other) else found
-    plan = found.plan
-    plan = replace(plan, status="optimal") if plan.cost_ns <= plan.bound_ns else plan
-    return Fitted(found.problem, _noted(plan))
+    return found
 
 
-def _lowest(problem: Problem, options: SolveOptions) -> Plan:
+def _lowest(problem: Problem, options: SolveOptions, solver: _Solver) -> Plan:
     try:
-        return solve(problem.with_budget(1), options)
+        return solver.solved(problem.with_budget(1), options)
     except BudgetError as e:
         plan: Plan = e.plan
         return plan

@@ -31,6 +31,7 @@ from rematc.versions import holds_tangents
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 NOWHERE = (-1, -1)
+LOWERING = 2  # counts the ways in which Inductor was asked to lower: code of another way is not taken
 RETAINED = (
     "the first backward pass keeps its graph (retain_graph=True), so that Inductor can't have what was saved "
     "written over: this and later steps may need more memory than planned\n"
@@ -71,7 +72,9 @@ def _as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
     """
     from rematc import __version__
 
-    said = repr((__version__, [(n.meta.get(STEP), compat.is_written_out(n)) for n in module.graph.nodes]))
+    said = repr(
+        (__version__, LOWERING, [(n.meta.get(STEP), compat.is_written_out(n)) for n in module.graph.nodes])
+    )
     return compat.scheduling(_place, hashlib.sha256(said.encode()).hexdigest())
 
 

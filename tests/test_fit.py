@@ -122,6 +122,20 @@ def test_of_the_plans_that_are_as_low_the_cheapest_is_taken() -> None:
     assert found.plan.cost_ns == solve(chain(least.value.minimum_bytes), OPTIONS).cost_ns
 
 
+def test_a_plan_for_the_smallest_budget_says_how_good_it_is_and_how_long_it_took() -> None:
+    """It said that its gap is infinite, and that it was found in no time; a U-Net's took minutes."""
+    with pytest.raises(BudgetError) as least:
+        solve(chain(1), OPTIONS)
+    floor, problem = least.value.plan, chain(least.value.minimum_bytes - 1)
+
+    def code(plan: Plan) -> int:
+        return simulate(problem, plan).peak_bytes + (-1 if plan.backward == floor.backward else 5)
+
+    plan = fit(problem, OPTIONS, code).plan
+    assert 0 < plan.bound_ns <= plan.cost_ns
+    assert plan.solve_s > 0
+
+
 def test_what_recomputes_nothing_is_optimal_though_the_graph_alone_would_not_fit() -> None:
     short = graphs.chain(1)
     problem = short.with_budget(solve(short, OPTIONS).peak_bytes - 1)

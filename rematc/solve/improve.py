@@ -139,7 +139,7 @@ class _Neighbourhood:
         while _cost(self.best) < before:
             before = _cost(self.best)
             for n in _sizes(len(self.near.read)):
-                *parts, last = self.near.sweep(n)
+                *parts, last = dict.fromkeys(self.near.sweep(n))  # where few are left, all are the same
                 yield from parts
                 self.is_swept = True
                 yield last
