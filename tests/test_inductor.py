@@ -105,6 +105,27 @@ def test_weights_are_handed_over_as_they_are(codes: list[str]) -> None:
     assert {taken.get(name) for name in returned.split(", ")} >= weights
 
 
+@pytest.mark.parametrize("limit", ["none", "tight"])
+def test_group_norm_between_convolutions_has_the_gradients_of_eager(limit: str) -> None:
+    """Off by a third of the largest, without a word: as_strided read what Inductor had laid out otherwise."""
+
+    def grouped() -> nn.Sequential:
+        torch.manual_seed(SEED)
+        blocks = [(nn.Conv2d(i, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()) for i in (3, 16)]
+        return nn.Sequential(*(layer for block in blocks for layer in block))
+
+    backend = rematc.backend(None)
+    if limit == "tight":
+        with pytest.raises(rematc.BudgetError) as refused:
+            torch.compile(grouped(), backend=rematc.backend(1))(images())
+        torch._dynamo.reset()
+        backend = rematc.backend(int(1.1 * refused.value.minimum_bytes))
+    expected, _ = trained(grouped())
+    state, _ = trained(grouped(), backend)
+    for ours, theirs in zip(state, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
 def test_inductors_cache_tells_apart_what_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code for the same steps and kernels would be found there, and may take more memory."""
     names: list[str] = []
