@@ -401,7 +401,7 @@ def is_written_out(node: fx.Node) -> bool:
     return bool(node.meta.get(WRITTEN_OUT))
 
 
-def _lowering_as_asked() -> AbstractContextManager[object]:
+def lowering_as_asked() -> AbstractContextManager[object]:
     """What `write_out` said is written, and nothing is copied for the sake of strides that nobody needs."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.ir import TensorBox
@@ -462,7 +462,7 @@ def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> 
 
     patches = {"_post_fusion_custom_pass": InOrder(), "reorder_for_peak_memory": False}
     settings = config.patch({**patches, "allow_buffer_reuse": False})
-    with settings, V.set_choices_handler(Choices()), _lowering_as_asked():
+    with settings, V.set_choices_handler(Choices()), lowering_as_asked():
         yield
 
 

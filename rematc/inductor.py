@@ -98,12 +98,13 @@ def in_kernels(
     """The same step with what Inductor writes as its values, read off one split that is lowered."""
     plan = min_cut(problem.with_budget(None))
     modules = split(joint, captured, plan, num_fwd_outputs)
-    forward, backward = (
-        compat.lowered(module, _inputs(module), (), _kernels, is_backward=is_backward)
-        if _computes(module)
-        else ()
-        for module, is_backward in zip(modules, (False, True), strict=True)
-    )
+    with compat.lowering_as_asked():
+        forward, backward = (
+            compat.lowered(module, _inputs(module), (), _kernels, is_backward=is_backward)
+            if _computes(module)
+            else ()
+            for module, is_backward in zip(modules, (False, True), strict=True)
+        )
     fused = fuse(captured, plan, *(tuple(Kernel(*k) for k in kernels) for kernels in (forward, backward)))
     costs = tuple(_cost(fused, i, prices) for i in range(len(fused.graph.ops)))
     return fused, replace(problem, graph=fused.graph, costs=costs)
