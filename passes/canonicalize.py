@@ -12,7 +12,7 @@ from rematc.passes.dropout import split_dropout
 from rematc.passes.gathered import leave_to_plan
 from rematc.passes.must_recompute import must_recompute
 from rematc.passes.snapshot import snapshot
-from rematc.passes.strided import as_views
+from rematc.passes.strided import by_shapes
 
 APART = "rematc_apart"  # an argument that no op has
 
@@ -20,15 +20,15 @@ APART = "rematc_apart"  # an argument that no op has
 def canonicalize(
     joint: fx.GraphModule, num_fwd_outputs: int, *, runs_here: bool = True, regather: bool = False
 ) -> fx.GraphModule:
-    """Drop dead ops, say views by their shapes, merge equal ones, take dropout apart, keep the old values of
-    inputs that forward overwrites, and recompute what the model says must be.
+    """Drop dead ops, say by shapes what is read by strides, merge equal ops, take dropout apart, keep the old
+    values of inputs that forward overwrites, and recompute what the model says must be.
 
     ``joint`` is changed in place and returned, linted after every step. Not ``runs_here``: the plan is for
     another device than the one that its values are on, and what only this one can is not done.
     ``regather``: how often ranks gather what they share is left to the plan, see `rematc.regather`.
     """
     joint.graph.eliminate_dead_code()
-    as_views(joint)
+    by_shapes(joint)
     joint.graph = _merged(joint.graph)
     _merge_takers(joint.graph)
     if runs_here:
