@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
@@ -102,8 +103,8 @@ class Search:
         large = is_large(f)
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not large
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
-        result = self._solved_large(f, n, limit) if large else self._solved_small(f, limit)
-        self._learn(f, result.bound)
+        result = self._solved(f, n, limit)
+        self.bound = self._bound(f, result)
         if result.values is None and is_trial and not result.finished:
             self.is_far = False  # it was too short for that
             return True
@@ -119,8 +120,6 @@ class Search:
             self._offer(written)
         elif not (is_simple or is_hopeless):
             self._offer(_near(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
-        if not large:
-            self._improve(n)
         if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
             self.is_over = self._reached() or result.finished
             return self.is_over
@@ -149,60 +148,66 @@ class Search:
             return 1.0
         return TRY if is_trial or self.refined.tail else SHARE
 
-    def _solved(self, f: Formulation, limit: Deadline, hint: Mapping[int, float] | None = None) -> Result:
-        """A solution of the program, and a bound."""
-        nodes = None if self.is_again else NODES
-        return f.model.solve(gap=self.asked, time_limit_s=limit.left(), node_limit=nodes, hint=hint)
-
-    def _solved_small(self, f: Formulation, limit: Deadline) -> Result:
-        """The MILP's solution, or one near the linear relaxation that is no worse than it need be."""
-        if not self.is_again:
+    def _solved(self, f: Formulation, n: int, limit: Deadline) -> Result:
+        """The MILP's solution, or one near the linear relaxation if that will do."""
+        hint = self._known(f)
+        if is_large(f) or not self.is_again:
             near = nearby(f, self.final, limit, NODES)
-            self._learn(f, near.bound)
-            if near.finished and (near.values is None or self._is_within(f, near, self.final)):
+            self.bound = self._bound(f, near)
+            if near.finished and (near.values is None or self._is_enough(f, near)):
                 return near
-        return self._solved(f, limit, self._known(f))
+            hint = dict(enumerate(near.values or ())) if is_large(f) else hint
+        nodes = None if self.is_again else NODES
+        solve = partial(f.model.solve, gap=self.asked, time_limit_s=limit.left(), node_limit=nodes, hint=hint)
+        return self._meanwhile_improved(f, n, solve)
 
-    def _solved_large(self, f: Formulation, n: int, limit: Deadline) -> Result:
-        """A solution near the linear relaxation if that will do; if not, the improver goes on meanwhile.
+    def _meanwhile_improved(self, f: Formulation, n: int, solve: Callable[[], Result]) -> Result:
+        """What ``solve`` finds, in a thread; the improver goes on meanwhile, not just until that is done.
 
-        The thread only solves. What it finds is looked at once both are done: who is first decides nothing.
+        So who is first decides nothing. Where the bound shows that what was known before is cheap enough, the
+        improver is stopped, and what it found by then is let go of.
         """
-        near = nearby(f, self.final, limit, NODES)
-        self._learn(f, near.bound)
-        if near.finished and (near.values is None or self._is_enough(f, near)):
-            return near
+        before, until = self.best, Deadline(self.deadline.at)
+
+        def stop(whole: Future[Result]) -> None:
+            if not whole.exception() and self._is_cheap(before, self._bound(f, whole.result())):
+                until.at = 0.0
+
         with ThreadPoolExecutor(1) as thread:
-            whole = thread.submit(self._solved, f, limit, dict(enumerate(near.values or ())))
-            self._improve(n)
-            return whole.result()
+            whole = thread.submit(solve)
+            whole.add_done_callback(stop)
+            self._improve(n, until)
+            result = whole.result()
+        self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best
+        return result
 
     def _is_enough(self, f: Formulation, near: Result) -> bool:
-        return self._is_within(f, near, self.asked if self.asked <= self.final else max(self.asked, ROUGH))
-
-    @staticmethod
-    def _is_within(f: Formulation, near: Result, gap: float) -> bool:
+        """Does it say as well as the MILP's what the plan is, or, of a large program, where to refine?"""
+        rough = max(self.asked, ROUGH) if is_large(f) and self.asked > self.final else self.final
         assert near.values is not None
-        return f.model.objective(near.values) <= (1 + gap) * near.bound
+        return f.model.objective(near.values) <= (1 + rough) * near.bound
 
-    def _learn(self, f: Formulation, bound: float) -> None:
-        if self.refined.bounds_all:
-            self.bound = max(self.bound, f.floor_ns(bound))
+    def _bound(self, f: Formulation, result: Result) -> int:
+        """What is known with ``result``."""
+        return max(self.bound, f.floor_ns(result.bound)) if self.refined.bounds_all else self.bound
 
     def _offer(self, found: Written | None) -> None:
         if found:
             self.best = min(self.best or found, found, key=lambda w: w.plan.cost_ns)
 
     def _reached(self) -> bool:
-        return self.best is not None and self.best.plan.cost_ns <= (1 + self.gap) * self.bound
+        return self._is_cheap(self.best, self.bound)
 
-    def _improve(self, n: int) -> None:
+    def _is_cheap(self, found: Written | None, bound: int) -> bool:
+        return found is not None and found.plan.cost_ns <= (1 + self.gap) * bound
+
+    def _improve(self, n: int, until: Deadline) -> None:
         """Some steps of the improver, in all rounds but the first."""
         if self.improver is None or n < SIMPLE_ROUNDS or self._reached():
             return
         self.improver.begin(self.best, self.bound)
         self.bound = max(self.bound, self.improver.bound_ns)
-        self.improver.run((1 + self.gap) * self.bound, self.gap / 2, self.deadline, STEPS << n)
+        self.improver.run((1 + self.gap) * self.bound, self.gap / 2, until, STEPS << n)
         self._offer(self.improver.best)
 
     def _told_exactly(self) -> bool:
