@@ -98,6 +98,12 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """`storage_key` and bytes."""
+    storage = tensor.untyped_storage()
+    return storage._cdata, hint(storage.nbytes())
+
+
 def is_higher_order(target: object) -> bool:
     """Is the target an op that carries graphs of its own (cond, scan, flex attention, ...)?"""
     return isinstance(target, torch._ops.HigherOrderOperator)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from rematc import compat
+from rematc.arguments import Arguments
 from rematc.cache import cache_folder
 from rematc.choose import choices_once
 from rematc.options import SolveOptions
@@ -16,7 +17,6 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.ranks import decision
 from rematc.share import Footprint, Use, use_of
-from rematc.storages import tensors
 from rematc.survey import Outside
 
 NOTHING = Outside()
@@ -143,13 +143,13 @@ class Compiled:
         peak_bytes = max(use.peak_bytes, between, in_forward) + self.outside.held_bytes
         return replace(use, peak_bytes=peak_bytes, left_bytes=use.left_bytes + self.results_left_bytes)
 
-    def gradients_of(self, args: Any) -> dict[int, int]:
+    def gradients_of(self, args: Arguments) -> dict[int, int]:
         """Bytes of the gradient of each of ``args`` that an op made, by its storage.
 
         Those of leaves stay, and none are told where they can't be told apart.
         """
-        graph, given = self.problem.graph, [t for t in tensors(args) if t.requires_grad]
-        if len(given) != len(graph.gradients) or all(t.is_leaf for t in given):  # of some there is none
+        graph, given = self.problem.graph, args.trained
+        if len(given) != len(graph.gradients) or len(given) == len(args.leaves):  # of some there is none
             return {}
         storages = [graph.values[v].storage for v in graph.gradients]
         once = Counter(storages)

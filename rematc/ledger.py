@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rematc import compat
+from rematc.arguments import Arguments
 from rematc.calls import Call, python_nodes
 from rematc.kinds import Key, Kind, kept_beside, key_of
 from rematc.share import FOLLOWED_BYTES
@@ -128,7 +129,7 @@ class Ledger(Generic[G]):
     def ran(
         self,
         graph: G,
-        args: tuple[Any, ...],
+        args: Arguments,
         results: Any,
         kept_bytes: int,
         gradients: Mapping[int, int] = MappingProxyType({}),
@@ -138,10 +139,9 @@ class Ledger(Generic[G]):
         ``gradients``: of inputs, by storage, those that it is going to hand over.
         """
         made = {key: call for call in self.running for key in call.results}
-        read = dict(storages(args))
-        inputs = {key: size for key, size in read.items() if key not in made}
-        leaves = [weakref.ref(t) for t in tensors(args) if t.is_leaf and t.requires_grad]
-        own = Followed(results, read, FOLLOWED_BYTES)
+        inputs = {key: size for key, size in args.storages.items() if key not in made}
+        leaves = [weakref.ref(t) for t in args.leaves]
+        own = Followed(results, args.storages, FOLLOWED_BYTES)
         given = [(made[key], size) for key, size in gradients.items() if key in made]
         call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves, own, given=given)
         for node in python_nodes({t.grad_fn for t in tensors(results)}):

@@ -101,13 +101,15 @@ def gradient_bytes(leaves: Iterable[Any], accumulate: bool | None) -> int:
 
     ``accumulate=None``: those that exist now. On CUDA these are in what the allocator says, not counted here.
     """
-    wanted = {
-        p for p in leaves
-        if isinstance(p, torch.Tensor) and p.is_leaf and p.requires_grad and accumulate is not False
+    if accumulate is False:
+        return 0
+    counted = {
+        id(p): p.numel() * p.element_size()
+        for p in leaves
+        if isinstance(p, torch.Tensor) and p.requires_grad and p.is_leaf
+        and (not p.is_cuda if p.grad is not None else accumulate)
     }  # fmt: skip
-    there = {p for p in wanted if p.grad is not None}
-    counted = [p for p in (wanted if accumulate else there) if not (p in there and p.is_cuda)]
-    return sum(p.numel() * p.element_size() for p in counted)
+    return sum(counted.values())
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from rematc import compat
+from rematc.arguments import Arguments
 from rematc.calls import Call
 from rematc.compiled import Compile, Compiled, Given, Made
 from rematc.errors import BudgetError, format_bytes
@@ -26,7 +27,7 @@ from rematc.options import Options
 from rematc.regather import advice
 from rematc.resident import gradient_bytes, optimizer_bytes
 from rematc.share import Turn, Use, beside, needed, share, smallest, turns
-from rematc.storages import storages, tensors
+from rematc.storages import storages
 from rematc.surveys import Surveys
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,11 @@ class Steps:
     def run(self, graph: Compiled, args: tuple[Any, ...]) -> Any:
         """Run it forward, by a plan that fits into the step."""
         self.surveys.pause()
-        self._begin(graph, args)
+        given = Arguments(args)
+        self._begin(graph, given)
         results = graph.made.run(*args)
-        gradients = graph.gradients_of(args)
-        self.surveys.follow(self.calls.ran(graph, args, results, graph.use.kept_bytes, gradients))
+        gradients = graph.gradients_of(given)
+        self.surveys.follow(self.calls.ran(graph, given, results, graph.use.kept_bytes, gradients))
         return results
 
     def _first(self, compile: Compile, inputs: Any) -> Made:
@@ -101,16 +103,16 @@ class Steps:
             self.budget_bytes = made.problem.budget_bytes or 0
         return made
 
-    def _begin(self, graph: Compiled, args: tuple[Any, ...]) -> None:
+    def _begin(self, graph: Compiled, args: Arguments) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
-            if _comes_from_eager_code(args):
+            if args.are_from_eager_code:
                 self.say_once(EAGER)
             if self.calls.is_retraced:
                 self.say_once(RETRACED)
             self.surveys.begin(graph, args)
             others = self.calls.held or self.calls.left  # most often none: to look takes time in each step
-            read = dict(storages(args)) if others else {}
+            read = args.storages if others else {}
             held = kept_beside(read, self.calls.held)
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
@@ -121,7 +123,7 @@ class Steps:
             else:
                 self._plan_alone(graph, args, held, left)
         if not graph.is_chosen and graph in self.calls.graphs:
-            self._choose(graph, args)
+            self._choose(graph, args.values)
 
     def _say_what_is_held(self, held: int) -> None:
         if held > 2 * self.said_bytes:  # one that grows, or comes again, is not said at each step
@@ -129,14 +131,14 @@ class Steps:
             log.warning(text, format_bytes(held))
             self.said_bytes = held
 
-    def _plan_alone(self, graph: Compiled, args: tuple[Any, ...], held: int, left: int) -> None:
+    def _plan_alone(self, graph: Compiled, args: Arguments, held: int, left: int) -> None:
         """Is there more beside a graph, alone in its step, than it was planned for?"""
         made = graph.made
         if self.calls.left_stays:  # resident like what is held
             held, passing = held + left, 0
         else:
             passing = max(graph.passing_bytes, left - max(0, made.others_bytes - held))
-        gradients = max(made.accumulated_bytes, gradient_bytes(args, self.options.accumulate))
+        gradients = max(made.accumulated_bytes, gradient_bytes(args.leaves, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
         if not more and passing == graph.passing_bytes and graph.outside == made.outside:
@@ -152,7 +154,7 @@ class Steps:
                 log.warning(LEFT, format_bytes(left))
             graph.passing_bytes = 0
             self.calls.compiled()
-            graph.made = graph.compile(list(args), Given(held + passing, outside=graph.outside))
+            graph.made = graph.compile(list(args.values), Given(held + passing, outside=graph.outside))
 
     def _count_outside(self, graph: Compiled) -> None:
         """The same once it is known what is outside, in the step that showed it."""
@@ -291,9 +293,3 @@ def _settled(
 
 def _picked(graphs: Sequence[Compiled], choice: Sequence[int]) -> list[Use]:
     return [graph.uses[number] for graph, number in zip(graphs, choice, strict=True)]
-
-
-def _comes_from_eager_code(args: tuple[Any, ...]) -> bool:
-    """Was any of them computed eagerly, on a CPU, from what is trained?"""
-    makers = (type(t.grad_fn).__name__ for t in tensors(args) if t.grad_fn is not None and not t.is_cuda)
-    return any("Compiled" not in name for name in makers)

@@ -39,7 +39,7 @@ def storages(values: Any) -> Iterator[tuple[int, int]]:
     dict_values([16])
     """
     for tensor in tensors(values):
-        yield compat.storage_key(tensor), compat.hint(tensor.untyped_storage().nbytes())
+        yield compat.storage_of(tensor)
 
 
 class Followed:

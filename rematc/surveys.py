@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from rematc.arguments import Arguments
 from rematc.calls import Call
 from rematc.compiled import Compiled
 from rematc.meters import survey_of
-from rematc.storages import tensors
 from rematc.survey import Survey
 
 ENOUGH, TRIES = 3, 12  # steps that one graph begins and that are followed to their end, or not
@@ -26,17 +25,17 @@ class Surveys:
         self.begun_by: tuple[Compiled | None, int] = None, 0  # the graph, and which model's
         self.dropped: set[tuple[Compiled | None, int]] = set()  # those whose results went, and with them it
 
-    def begin(self, graph: Compiled, args: tuple[Any, ...]) -> None:
+    def begin(self, graph: Compiled, args: Arguments) -> None:
         """A step begins with ``graph``: follow it, if it may show more than is known."""
         if self.current:  # the last step did not come to its end, as a GAN's first does not
             self._end()
         self.followed = []
-        self.begun_by = graph, next((id(t) for t in tensors(args) if t.is_leaf and t.requires_grad), 0)
+        self.begun_by = graph, next(map(id, args.leaves), 0)
         if self.begun_by in self.dropped:  # a teacher, say: now it is the turn of what follows
             self.dropped.remove(self.begun_by)
         elif graph.surveys < ENOUGH and graph.tries < TRIES:
             is_missed = not graph.surveys and any(graph.outside)  # there is none of a graph with its loss
-            self.current = survey_of(args, self._pass_ended, is_missed=is_missed)
+            self.current = survey_of(args.tensors, self._pass_ended, is_missed=is_missed)
             graph.tries += self.current is not None
 
     def pause(self) -> None:
