@@ -38,7 +38,7 @@ FEW_LABELS, LABELS = 30_000, 500_000  # to see whether the tail helps, and to go
 GAIN = 0.01  # of the linear relaxation, so that it is worth it
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
 HOPELESS = 1.25  # times the bound, where the MILP was cut short
-STEPS = 4  # of the improver in the second round, then twice as many in each
+STEPS = 2  # of the improver, and twice as many from round to round
 
 
 @dataclass(frozen=True, slots=True)
