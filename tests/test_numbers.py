@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rematc
+from rematc.arguments import Arguments
 from rematc.compiled import Compiled, Given
 from rematc.measure import measure
 from rematc.options import Inner
@@ -101,10 +102,10 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> list[Args]:
     """Every other step is planned anew, so that each plan also runs with what it was not made with."""
     seen: list[Args] = []
 
-    def plan(steps: Steps, graph: Compiled, args: Args, held: int, left: int) -> None:
-        seen.append(args)
+    def plan(steps: Steps, graph: Compiled, args: Arguments, held: int, left: int) -> None:
+        seen.append(args.values)
         if len(seen) % 2:
-            graph.made = graph.compile(list(args), Given(outside=graph.outside))
+            graph.made = graph.compile(list(args.values), Given(outside=graph.outside))
 
     monkeypatch.setattr(Steps, "_plan_alone", plan)
     return seen
