@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from importlib import import_module
 from itertools import count
 from typing import Any
 
@@ -115,49 +112,6 @@ def test_the_clock_decides_nothing_unless_it_cuts(name: str) -> None:
     plans = [solve(asked, SolveOptions(time_limit_s=limit)) for limit in (60, 200)]
     assert plans[0].solve_s < 20
     assert replace(plans[0], solve_s=0.0) == replace(plans[1], solve_s=0.0)
-
-
-class AtOnce:
-    """In place of a thread: what is submitted is done before anything else."""
-
-    def __init__(self, _: int) -> None: ...
-
-    def __enter__(self) -> AtOnce:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        done: Future[Result] = Future()
-        done.set_result(call())
-        return done
-
-
-class AtLast(AtOnce):
-    """It is done once its result is asked for."""
-
-    def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        class Late(Future[Result]):
-            def result(self, timeout: float | None = None) -> Result:
-                if not self.done():
-                    self.set_result(call())
-                return super().result(timeout)
-
-        return Late()
-
-
-def test_it_decides_nothing_whether_the_milp_or_the_improver_is_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where the bound tells that the improver went on for nothing, what it found is no part of the plan."""
-    problem = corpus.load("gpt2_8")
-    asked = problem.with_budget(problem.resident_bytes + 9976859290)
-    plans = []
-    for executor in (AtOnce, AtLast):
-        monkeypatch.setattr(import_module("rematc.solve.search"), "ThreadPoolExecutor", executor)
-        plans.append(replace(solve(asked, SolveOptions(time_limit_s=60)), solve_s=0.0))
-    assert plans[0].status == "optimal"
-    assert plans[0] == plans[1]
 
 
 def test_a_round_that_the_clock_cut_far_from_the_bound_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
