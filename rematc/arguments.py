@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from rematc.storages import storages, tensors
+from rematc.storages import Known, storages
 
 
 class Arguments:
     """``tensors`` of ``values``; those that have gradients are ``trained``, of them ``leaves`` keep theirs.
+
+    Storages that are ``known`` from other calls are not asked again.
 
     >>> w, x = torch.ones(2, requires_grad=True), torch.ones(2)
     >>> given = Arguments((w, x, 3, w * x))
@@ -19,16 +21,20 @@ class Arguments:
     (3, 2, 1, [8, 8, 8])
     """
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: tuple[Any, ...], known: Known | None = None) -> None:
         self.values = values
-        self.tensors = list(tensors(values))
-        self.trained: list[torch.Tensor] = [t for t in self.tensors if t.requires_grad]
+        self._known = Known() if known is None else known
+        self.tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        self.trained = [t for t in self.tensors if t.requires_grad]
         self.leaves = [t for t in self.trained if t.is_leaf]
 
     @cached_property
     def storages(self) -> dict[int, int]:
         """Their bytes by their keys."""
-        return dict(storages(self.tensors))
+        kept = [t for t in self.leaves if type(t) is torch.nn.Parameter]  # a subclass may have no memory
+        numbers = set(map(id, kept))
+        others = [t for t in self.tensors if id(t) not in numbers]
+        return {**self._known.storages(kept), **dict(storages(others))}
 
     @property
     def are_from_eager_code(self) -> bool:

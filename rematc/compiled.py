@@ -17,6 +17,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.ranks import decision
 from rematc.share import Footprint, Use, use_of
+from rematc.storages import Known
 from rematc.survey import Outside
 
 NOTHING = Outside()
@@ -96,13 +97,15 @@ class Compiled:
 
     ``outside``: what surveys of its steps found by now. ``surveys`` of steps that it begins were
     made, ``tries`` begun. ``results_left_bytes``: of its results, while calls before it go back.
-    ``passing_bytes``: results of earlier steps that go when this one has new ones.
+    ``passing_bytes``: results of earlier steps that go when this one has new ones. ``known``: the storages of
+    what it trains.
     """
 
     def __init__(self, compile: Compile, made: Made) -> None:
         self.compile, self.made = compile, made
         self.outside, self.surveys, self.tries = made.outside, 0, 0
         self.results_left_bytes = self.passing_bytes = 0
+        self.known = Known()
         self.options: list[Option] = []  # once they were searched
         self.is_chosen = True
 

@@ -74,6 +74,8 @@ def _as_they_go_back(calls: Sequence[Call[G]]) -> list[Call[G]]:
 
 def kept_beside(read: dict[int, int], calls: Sequence[Call[G]]) -> int:
     """Bytes of what ``calls`` keep or read until their backward passes begin, and is not in ``read``."""
+    if not calls:  # as in most steps
+        return 0
     still = [call for call in calls if call.is_open]
     inputs = {key: size for call in still for key, size in call.inputs.items() if key not in read}
     results = {key for call in still for key in call.results}

@@ -57,7 +57,7 @@ class Ledger(Generic[G]):
         carried, through = ([c for c in calls if c.is_through] for calls in (self.held, self.running))
         if not carried and not through and any(call.is_open for call in self.running):
             return False
-        if self._in_turns(len(through)):
+        if len(through) < len(self.running) and self._in_turns(len(through)):
             return self._slide(len(through))
         if through:
             own = [c for c in self.running if c.is_through or (c.is_open and c.graph in self.carried)]
@@ -65,7 +65,8 @@ class Ledger(Generic[G]):
         self._leave([*carried, *(call for call in self.running if not call.is_open)])
         self.held = [call for call in (*self.held, *self.running) if call.is_open]
         self.running = []
-        self._keep(lambda kind: any(call.has_model for call in kind.calls))
+        if self.kinds:
+            self._keep(lambda kind: any(call.has_model for call in kind.calls))
         return True
 
     def _in_turns(self, through: int) -> bool:
@@ -138,8 +139,9 @@ class Ledger(Generic[G]):
 
         ``gradients``: of inputs, by storage, those that it is going to hand over.
         """
-        made = {key: call for call in self.running for key in call.results}
-        inputs = {key: size for key, size in args.storages.items() if key not in made}
+        made, inputs = {key: call for call in self.running for key in call.results}, args.storages
+        if made:
+            inputs = {key: size for key, size in inputs.items() if key not in made}
         leaves = [weakref.ref(t) for t in args.leaves]
         own = Followed(results, args.storages, FOLLOWED_BYTES)
         given = [(made[key], size) for key, size in gradients.items() if key in made]

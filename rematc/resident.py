@@ -96,19 +96,21 @@ def optimizer_bytes(optimizer: Any, inputs: list[Any]) -> int:
         return max(0, _state_bytes(twin) - held)
 
 
-def gradient_bytes(leaves: Iterable[Any], accumulate: bool | None) -> int:
+def gradient_bytes(inputs: Iterable[Any], accumulate: bool | None) -> int:
     """Bytes of gradients that are there, beside the new ones, while a step accumulates into them.
 
     ``accumulate=None``: those that exist now. On CUDA these are in what the allocator says, not counted here.
     """
+    kept = [p for p in inputs if isinstance(p, torch.Tensor) and p.requires_grad and p.is_leaf]
+    return bytes_beside_new(kept, accumulate)
+
+
+def bytes_beside_new(leaves: Iterable[torch.Tensor], accumulate: bool | None) -> int:
+    """`gradient_bytes` of what keeps its gradients; asked in each step."""
     if accumulate is False:
         return 0
-    counted = {
-        id(p): p.numel() * p.element_size()
-        for p in leaves
-        if isinstance(p, torch.Tensor) and p.requires_grad and p.is_leaf
-        and (not p.is_cuda if p.grad is not None else accumulate)
-    }  # fmt: skip
+    there = [p for p in leaves if accumulate or p.grad is not None]
+    counted = {id(p): p.numel() * p.element_size() for p in there if p.grad is None or not p.is_cuda}
     return sum(counted.values())
 
 

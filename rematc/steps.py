@@ -25,7 +25,7 @@ from rematc.kinds import Key, Kind, kept_beside
 from rematc.ledger import Ledger
 from rematc.options import Options
 from rematc.regather import advice
-from rematc.resident import gradient_bytes, optimizer_bytes
+from rematc.resident import bytes_beside_new, gradient_bytes, optimizer_bytes
 from rematc.share import Turn, Use, beside, needed, share, smallest, turns
 from rematc.storages import storages
 from rematc.surveys import Surveys
@@ -76,11 +76,11 @@ class Steps:
     def run(self, graph: Compiled, args: tuple[Any, ...]) -> Any:
         """Run it forward, by a plan that fits into the step."""
         self.surveys.pause()
-        given = Arguments(args)
+        given = Arguments(args, graph.known)
         self._begin(graph, given)
         results = graph.made.run(*args)
         gradients = graph.gradients_of(given)
-        self.surveys.follow(self.calls.ran(graph, given, results, graph.use.kept_bytes, gradients))
+        self.surveys.follow(self.calls.ran(graph, given, results, graph.made.use.kept_bytes, gradients))
         return results
 
     def _first(self, compile: Compile, inputs: Any) -> Made:
@@ -138,7 +138,7 @@ class Steps:
             held, passing = held + left, 0
         else:
             passing = max(graph.passing_bytes, left - max(0, made.others_bytes - held))
-        gradients = max(made.accumulated_bytes, gradient_bytes(args.leaves, self.options.accumulate))
+        gradients = max(made.accumulated_bytes, bytes_beside_new(args.leaves, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
         if not more and passing == graph.passing_bytes and graph.outside == made.outside:

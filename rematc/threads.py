@@ -78,15 +78,20 @@ class Threads:
         """Inside, this thread runs the steps that it is given."""
         me = threading.current_thread()
         with self.lock:
-            steps = self.last.get(me) or self._free() or self._more()
-            for thread in [t for t, its in self.last.items() if its is steps]:
-                del self.last[thread]
-            self.last[me] = steps
+            steps = self.last.get(me) or self._taken_by(me)
             self.running[steps] += 1
         try:
             yield steps
         finally:
             self.running[steps] -= 1
+
+    def _taken_by(self, me: threading.Thread) -> Steps:
+        """Those that are free, or more; they are nobody else's from now on."""
+        steps = self._free() or self._more()
+        for thread in [t for t, its in self.last.items() if its is steps]:
+            del self.last[thread]
+        self.last[me] = steps
+        return steps
 
     def say_once(self, warning: str) -> None:
         """Of what keeps a budget from being kept, or kept well; where there is none, nothing is said."""
