@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from torch import fx
 
@@ -18,6 +18,8 @@ def replay(
     captured: Capture,
     steps: Iterable[int],
     results: Iterable[int],
+    *,
+    shared: bool = False,
 ) -> None:
     """Keep the inputs and outputs of ``module``, and make its body ``steps``, in that order.
 
@@ -25,18 +27,26 @@ def replay(
     are the values that the module returns. Metadata (``val``, stack traces, module names) is copied with
     each node, and the place of its step is added. The tuple of a multi-output op is taken apart right
     after it, so that nothing holds it any longer.
+
+    What several steps compute on their way, from the same values, each has for itself, so that it is never
+    written. If ``shared`` it is there once: a compiler may write it for all of them.
     """
     old, new = module.graph, fx.Graph()
     joint_nodes = {n.name: n for n in joint.graph.nodes}
     inputs = {joint_nodes[n.name]: new.node_copy(n) for n in old.nodes if n.op in ("placeholder", "get_attr")}
     latest = {v: inputs[n] for v, n in enumerate(captured.value_nodes) if n in inputs}
-    steps = list(steps)
+    steps, known = list(steps), dict[Hashable, fx.Node]()
     for i, place in zip(steps, _places(captured, steps), strict=True):
         op = captured.graph.ops[i]
         local = {captured.value_nodes[v]: latest[v] for v in op.inputs}
+        on_the_way = set(captured.nodes[i]) - _own(captured, i) if shared and captured.kernels else ()
         for node in captured.nodes[i]:
-            local[node] = new.node_copy(node, local.__getitem__)
-            local[node].meta[STEP] = place
+            reads = map(local.__getitem__, node.all_input_nodes)
+            what = (node, *(reads if node in on_the_way else place))
+            if what not in known:
+                known[what] = new.node_copy(node, local.__getitem__)
+                known[what].meta[STEP] = place
+            local[node] = known[what]
         made = {v: local[n] for v in op.outputs if (n := captured.value_nodes[v]) in local}
         if captured.kernels and i not in captured.graph.views:
             for node in made.values():
@@ -54,15 +64,23 @@ def replay(
     module.recompile()
 
 
+def _own(captured: Capture, op: int) -> set[fx.Node | None]:
+    """The nodes of what ``op`` makes, of all that it computes the last. None stands in for a dead value."""
+    made = [captured.value_nodes[v] for v in captured.graph.ops[op].outputs]
+    tuples = (before for n in made if n and "getitem" in n.name for before in n.all_input_nodes)
+    return {*made, *tuples}
+
+
 def _places(captured: Capture, steps: list[int]) -> Iterator[tuple[int, int]]:
     """Step and kernel of each: steps one after the other that one kernel computed are in one again.
 
     Without knowledge of kernels all are in one: whatever is lowered then fuses as it likes.
     """
-    kernel = 0
+    kernel, of, views = 0, captured.kernels, captured.graph.views
+    last = next((of[i] for i in steps if of and i not in views), None)
     for position, i in enumerate(steps):
-        of = captured.kernels
-        kernel += bool(of) and of[i] != of[steps[position - 1]]
+        if of and i not in views and of[i] != last:
+            kernel, last = kernel + 1, of[i]
         yield position, kernel
 
 

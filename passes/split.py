@@ -12,12 +12,13 @@ from rematc.schedule import one_of_each_storage
 
 
 def split(
-    joint: fx.GraphModule, captured: Capture, plan: Plan, num_fwd_outputs: int
+    joint: fx.GraphModule, captured: Capture, plan: Plan, num_fwd_outputs: int, *, shared: bool = False
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward module that ``plan`` says.
 
     Inputs and outputs are in AOTAutograd's order (torch's own function makes the two modules); the
-    bodies are then replayed step by step as the plan has them. Both graphs are linted.
+    bodies are then replayed step by step as the plan has them, ``shared`` as in `replay`. Both graphs are
+    linted.
     """
     plan = one_of_each_storage(captured.graph, plan)
     saved = [captured.value_nodes[v] for v in plan.saved]
@@ -26,8 +27,9 @@ def split(
     sizes = [n for n in nodes if is_symbolic(n.meta.get("val"))]
     forward, backward = _modules(joint, tensors, sizes, num_fwd_outputs)
     graph = captured.graph
-    replay(forward, joint, captured, graph.forward_steps(plan.saved), (*graph.outputs, *plan.saved))
-    replay(backward, joint, captured, plan.backward, graph.gradients)
+    steps, results = graph.forward_steps(plan.saved), (*graph.outputs, *plan.saved)
+    replay(forward, joint, captured, steps, results, shared=shared)
+    replay(backward, joint, captured, plan.backward, graph.gradients, shared=shared)
     return forward, backward
 
 

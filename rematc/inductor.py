@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from rematc.versions import holds_tangents
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 NOWHERE = (-1, -1)
-LOWERING = 2  # counts the ways in which Inductor was asked to lower: code of another way is not taken
+LOWERING = 3  # counts the ways in which Inductor was asked to lower: code of another way is not taken
 RETAINED = (
     "the first backward pass keeps its graph (retain_graph=True), so that Inductor can't have what was saved "
     "written over: this and later steps may need more memory than planned\n"
@@ -152,7 +153,8 @@ class PeakOfCode:
 
     ``planned``: it is compiled by `compile_as_planned`. What forward returns to the
     caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known`` has
-    what each call of a ready-made kernel takes that was measured so far, ``found`` what plans take.
+    what each call of a ready-made kernel takes that was measured so far, ``found`` what plans take, and
+    whether kernels share what they compute there; ``sharing_bytes`` is what that takes, once it was too much.
     """
 
     joint: fx.GraphModule
@@ -162,7 +164,8 @@ class PeakOfCode:
     target: Target
     planned: bool
     known: dict[Hashable, Taken] = field(default_factory=dict)
-    found: dict[Hashable, Footprint] = field(default_factory=dict)
+    found: dict[Hashable, tuple[Footprint, bool]] = field(default_factory=dict)
+    sharing_bytes: int | None = None
 
     def __call__(self, plan: Plan) -> int:
         """What its code needs, resident included."""
@@ -170,15 +173,45 @@ class PeakOfCode:
 
     def above_resident(self, plan: Plan) -> Footprint:
         """The same, resident not included, and what is taken in forward and kept after it."""
+        return self._found(plan)[0]
+
+    def split(self, plan: Plan) -> Modules:
+        """The forward and the backward module whose code that is."""
+        return split(self.joint, self.captured, plan, self.num_fwd_outputs, shared=self._found(plan)[1])
+
+    def _found(self, plan: Plan) -> tuple[Footprint, bool]:
+        """What its code needs; and do its kernels share what they compute?"""
         key = plan.saved, plan.backward
         if key not in self.found:
-            self.found[key] = self._rehearsed(plan)
+            self.found[key] = self._chosen(plan)
         return self.found[key]
 
+    def _chosen(self, plan: Plan) -> tuple[Footprint, bool]:
+        """Shared where that fits: it is faster, and may take more. What it takes is tried at one plan."""
+        if self.sharing_bytes is None:
+            shared = self._rehearsed(plan, shared=True)
+            if shared.peak_bytes <= self._room:
+                return shared, True
+            alone = self._rehearsed(plan, shared=False)
+            self.sharing_bytes = shared.peak_bytes - alone.peak_bytes
+            return (alone, False) if self.sharing_bytes > 0 else (shared, True)
+        alone = self._rehearsed(plan, shared=False)
+        if alone.peak_bytes + self.sharing_bytes <= self._room:
+            shared = self._rehearsed(plan, shared=True)
+            if shared.peak_bytes <= self._room:
+                return shared, True
+        return alone, False
+
+    @property
+    def _room(self) -> float:
+        """Bytes above what is resident."""
+        budget = self.problem.budget_bytes
+        return math.inf if budget is None else budget - self.problem.resident_bytes
+
     @garbage_waits()
-    def _rehearsed(self, plan: Plan) -> Footprint:
+    def _rehearsed(self, plan: Plan, *, shared: bool) -> Footprint:
         """Lower both graphs of ``plan`` and rehearse their code."""
-        forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs)
+        forward, backward = split(self.joint, self.captured, plan, self.num_fwd_outputs, shared=shared)
         inputs = _inputs(forward)
         with fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.target.allocation_bytes, self._taken)

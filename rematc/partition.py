@@ -102,7 +102,7 @@ def partition(
     if options.regather:
         agree(groups(joint), plan)
     log.info("%s", plan.summary)
-    forward, backward = split(joint, captured, plan, num_fwd_outputs)
+    forward, backward = peak.split(plan) if peak else split(joint, captured, plan, num_fwd_outputs)
     made = Partitioned(forward, backward, problem, plan, given.outside)
     return replace(made, code=peak.above_resident) if peak else made
 
