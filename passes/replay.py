@@ -35,7 +35,8 @@ def replay(
     joint_nodes = {n.name: n for n in joint.graph.nodes}
     inputs = {joint_nodes[n.name]: new.node_copy(n) for n in old.nodes if n.op in ("placeholder", "get_attr")}
     latest = {v: inputs[n] for v, n in enumerate(captured.value_nodes) if n in inputs}
-    steps, known = list(steps), dict[Hashable, fx.Node]()
+    steps = list(steps)
+    known: dict[Hashable, fx.Node] = {}
     for i, place in zip(steps, _places(captured, steps), strict=True):
         op = captured.graph.ops[i]
         local = {captured.value_nodes[v]: latest[v] for v in op.inputs}

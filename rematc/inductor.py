@@ -187,7 +187,12 @@ class PeakOfCode:
         return self.found[key]
 
     def _chosen(self, plan: Plan) -> tuple[Footprint, bool]:
-        """Shared where that fits: it is faster, and may take more. What it takes is tried at one plan."""
+        """Shared where that fits: it is faster, and may take more. What it takes is tried at one plan.
+
+        Not at one of so much recomputation that it is for the smallest budget: lowering that takes longest.
+        """
+        if plan.cost_ns > self.problem.forward_ns:
+            return self._rehearsed(plan, shared=False), False
         if self.sharing_bytes is None:
             shared = self._rehearsed(plan, shared=True)
             if shared.peak_bytes <= self._room:

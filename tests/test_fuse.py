@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -309,6 +310,9 @@ def test_kernels_share_what_they_compute_where_that_fits(monkeypatch: pytest.Mon
     assert tried == [(0, True), (0, False), (1, False), (1, True)]  # it might have fit: 90 and 20 more
     assert peaks(105) == [100, 90]
     assert tried == [(0, True), (0, False), (1, False)]
+    plans = replace(plans[0], cost_ns=problem.forward_ns + 1), plans[1]
+    assert peaks(None) == [100, 130]  # it is for the smallest budget
+    plans = replace(plans[0], cost_ns=0), plans[1]
     needed[0, True] = 95
     assert peaks(94) == [95, 90]  # neither fits: the smaller one is what is needed
 
