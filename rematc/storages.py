@@ -50,14 +50,14 @@ class Known:
     def __init__(self) -> None:
         self._which: tuple[list[int], list[int]] = [], []  # which tensors they were, and where their memory
         self._found: dict[int, int] = {}
-        self._first: StorageWeakRef | None = None  # other tensors may be there once these are gone
+        self._there: list[StorageWeakRef] = []  # once one is gone, another may be at its place
 
     def storages(self, parameters: Sequence[torch.Tensor]) -> dict[int, int]:
         """Bytes by key; asked anew where any was given other memory, as by ``w.data = ...``."""
         which = [*map(id, parameters)], [*map(torch.Tensor.data_ptr, parameters)]
-        if which != self._which or self._first is None or self._first.expired():
+        if which != self._which or any(storage.expired() for storage in self._there):
             self._which, self._found = which, dict(storages(parameters))
-            self._first = StorageWeakRef(parameters[0].untyped_storage()) if parameters else None
+            self._there = [StorageWeakRef(p.untyped_storage()) for p in parameters]
         return self._found
 
 

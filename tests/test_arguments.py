@@ -49,6 +49,14 @@ def test_parameters_of_a_model_that_was_made_anew_are_asked() -> None:
         del w
 
 
+def test_other_memory_at_the_same_place_is_asked() -> None:
+    """Only the first was looked at: of the others, as long as the place was the same, all was taken to be."""
+    known, first, second, memory = Known(), parameter(4), parameter(4), bytearray(64)
+    for count in (4, 6):  # two storages, one after the other, at one address
+        second.data = torch.frombuffer(memory, dtype=torch.float32, count=count)
+        assert Arguments((first, second), known).storages == asked((first, second))
+
+
 def test_parameters_are_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     known, w, x = Known(), parameter(4), torch.ones(5)
     first = Arguments((w, x), known).storages
