@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
+from typing import NamedTuple
 
 from torch import fx
 
 from rematc import compat
 from rematc.capture import Capture
 
-STEP = "rematc_step"  # meta key: the number of a node's step in the plan, and of the kernel that it is in
+STEP = "rematc_step"  # meta key: the `Place` of a node
+
+
+class Place(NamedTuple):
+    """The numbers of a node's step in its module, of the kernel that it is in, and of the group of kernels.
+
+    What is in different kernels is not fused, and what is in different groups not even called at once.
+    """
+
+    step: int
+    kernel: int
+    group: int
 
 
 def replay(
@@ -20,6 +32,7 @@ def replay(
     results: Iterable[int],
     *,
     shared: bool = False,
+    parted: Container[int] = (),
 ) -> None:
     """Keep the inputs and outputs of ``module``, and make its body ``steps``, in that order.
 
@@ -29,7 +42,8 @@ def replay(
     after it, so that nothing holds it any longer.
 
     What several steps compute on their way, from the same values, each has for itself, so that it is never
-    written. If ``shared`` it is there once: a compiler may write it for all of them.
+    written. If ``shared`` it is there once: a compiler may write it for all of them. Kernels are parted
+    before steps whose numbers are ``parted``.
     """
     old, new = module.graph, fx.Graph()
     joint_nodes = {n.name: n for n in joint.graph.nodes}
@@ -37,7 +51,7 @@ def replay(
     latest = {v: inputs[n] for v, n in enumerate(captured.value_nodes) if n in inputs}
     steps = list(steps)
     known: dict[Hashable, fx.Node] = {}
-    for i, place in zip(steps, _places(captured, steps), strict=True):
+    for i, place in zip(steps, _places(captured, steps, parted), strict=True):
         op = captured.graph.ops[i]
         local = {captured.value_nodes[v]: latest[v] for v in op.inputs}
         on_the_way = set(captured.nodes[i]) - _own(captured, i) if shared and captured.kernels else ()
@@ -72,17 +86,20 @@ def _own(captured: Capture, op: int) -> set[fx.Node | None]:
     return {*made, *tuples}
 
 
-def _places(captured: Capture, steps: list[int]) -> Iterator[tuple[int, int]]:
-    """Step and kernel of each: steps one after the other that one kernel computed are in one again.
+def _places(captured: Capture, steps: list[int], parted: Container[int]) -> Iterator[Place]:
+    """The place of each step: those one after the other that one kernel computed are in one again.
 
+    They are not where that is ``parted``.
     Without knowledge of kernels all are in one: whatever is lowered then fuses as it likes.
     """
-    kernel, of, views = 0, captured.kernels, captured.graph.views
+    kernel, group, of, views = 0, 0, captured.kernels, captured.graph.views
     last = next((of[i] for i in steps if of and i not in views), None)
     for position, i in enumerate(steps):
-        if of and i not in views and of[i] != last:
-            kernel, last = kernel + 1, of[i]
-        yield position, kernel
+        if of and i not in views:
+            group += position in parted
+            kernel += of[i] != last or position in parted
+            last = of[i]
+        yield Place(position, kernel, group)
 
 
 def _drop_unread(graph: fx.Graph) -> None:

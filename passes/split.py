@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import fx
 
 from rematc import compat
@@ -12,13 +14,19 @@ from rematc.schedule import one_of_each_storage
 
 
 def split(
-    joint: fx.GraphModule, captured: Capture, plan: Plan, num_fwd_outputs: int, *, shared: bool = False
+    joint: fx.GraphModule,
+    captured: Capture,
+    plan: Plan,
+    num_fwd_outputs: int,
+    *,
+    shared: bool = False,
+    parted: Collection[int] = (),
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward module that ``plan`` says.
 
     Inputs and outputs are in AOTAutograd's order (torch's own function makes the two modules); the
-    bodies are then replayed step by step as the plan has them, ``shared`` as in `replay`. Both graphs are
-    linted.
+    bodies are then replayed step by step as the plan has them, ``shared`` and ``parted`` as in `replay`; but
+    backward's steps are counted after forward's. Both graphs are linted.
     """
     plan = one_of_each_storage(captured.graph, plan)
     saved = [captured.value_nodes[v] for v in plan.saved]
@@ -28,8 +36,9 @@ def split(
     forward, backward = _modules(joint, tensors, sizes, num_fwd_outputs)
     graph = captured.graph
     steps, results = graph.forward_steps(plan.saved), (*graph.outputs, *plan.saved)
-    replay(forward, joint, captured, steps, results, shared=shared)
-    replay(backward, joint, captured, plan.backward, graph.gradients, shared=shared)
+    late = [position - len(steps) for position in parted]
+    replay(forward, joint, captured, steps, results, shared=shared, parted=parted)
+    replay(backward, joint, captured, plan.backward, graph.gradients, shared=shared, parted=late)
     return forward, backward
 
 

@@ -436,19 +436,34 @@ def _is_read_by_convolution_s_backward(node: fx.Node) -> bool:
 
 
 @contextmanager
-def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> Iterator[None]:
-    """Have Inductor run kernels in order of their places, and fuse where the second numbers are equal.
+def scheduling(place: Callable[[list[fx.Node]], tuple[int, int, int]], name: str) -> Iterator[None]:
+    """Have Inductor run kernels in order of their places, and keep what is at different ones apart.
 
-    ``place`` gets the FX nodes that a kernel computes something of. Nothing is moved, nor is a buffer kept
-    for a later one of its size, and what `write_out` said is written. ``name`` tells the orders of equal code
+    ``place`` gets the FX nodes that a kernel computes something of: the numbers of its step, of what is fused
+    with it, and of what one function of C++ computes at once. Nothing is moved, nor is a buffer kept for
+    a later one of its size, and what `write_out` said is written. ``name`` tells the orders of equal code
     apart, for Inductor's cache.
     """
     from torch._inductor import config, custom_graph_pass
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.fx_passes import post_grad
+    from torch._inductor.scheduler import Scheduler
     from torch._inductor.virtualized import V
 
-    def place_of(kernel: Any) -> tuple[int, int]:
+    def place_of(kernel: Any) -> tuple[int, int, int]:
         return place([o for n in kernel.get_nodes() if n.node is not None for o in n.node.origins])
+
+    def enter(scheduler: Any, kernel: Any) -> Any:
+        group = place_of(kernel)[2]
+        if group > scheduler.__dict__.setdefault("rematc_group", 0):
+            scheduler.rematc_group = group
+            scheduler.flush()
+        return enter_context(scheduler, kernel)
+
+    def stays_apart(match: Any) -> bool:
+        """A product is not put off until something is added to it: what it reads would be kept till then."""
+        kernels = [place([node])[1] for node in match.nodes]
+        return max(kernels) - min(kernels) > 1 or prefers_apart(match)
 
     class Choices(InductorChoices):
         @staticmethod
@@ -468,7 +483,10 @@ def scheduling(place: Callable[[list[fx.Node]], tuple[int, int]], name: str) -> 
 
     patches = {"_post_fusion_custom_pass": InOrder(), "reorder_for_peak_memory": False}
     settings = config.patch({**patches, "allow_buffer_reuse": False})
-    with settings, V.set_choices_handler(Choices()), lowering_as_asked():
+    enter_context, prefers_apart = Scheduler.enter_context, post_grad.should_prefer_unfused_addmm
+    flushed = mock.patch.object(Scheduler, "enter_context", enter)
+    unfused = mock.patch.object(post_grad, "should_prefer_unfused_addmm", stays_apart)
+    with settings, flushed, unfused, V.set_choices_handler(Choices()), lowering_as_asked():
         yield
 
 

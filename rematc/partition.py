@@ -31,7 +31,7 @@ from rematc.survey import Outside
 from rematc.target import target_of
 
 if TYPE_CHECKING:
-    from rematc.inductor import PeakOfCode
+    from rematc.peak import PeakOfCode
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def partition(
         problem = tightest(groups(joint), problem)
     peak = None
     if options.inner == "inductor":
-        from rematc.inductor import PeakOfCode
+        from rematc.peak import PeakOfCode
 
         peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
     with decision(problem, options.solve) as decided:

@@ -1,27 +1,71 @@
-"""What several kernels compute alike: there once where that fits, and nothing parts a kernel."""
+"""What several kernels compute alike: there once where that fits. And what is not computed at once."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import fx
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx
+from torch.nn import functional as F
 
 from rematc.baselines import min_cut, save_all
-from rematc.inductor import PeakOfCode
+from rematc.cache import cache_folder
+from rematc.errors import BudgetError
+from rematc.kernels import parted
 from rematc.options import Options
 from rematc.passes import split
 from rematc.passes.replay import STEP
+from rematc.peak import Kernels, PeakOfCode
 from rematc.plan import Plan
 from rematc.pose import pose
+from rematc.problem import Problem
 from rematc.share import Footprint
+from rematc.simulate import simulate
 from rematc.solve import solve
+from rematc.target import target_of
+from tests.graphs import problems
 from tests.test_fuse import SIZES, batch_normed, computed_by, gated, given_to, joint_of, posed, run
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+TOKENS = torch.arange(96) % 64
+
+
+def dropped(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(2):
+        x = F.dropout(torch.softmax(x @ x.T, -1), 0.1) @ x @ w
+    return x.square().mean()
+
+
+def tied(w: Tensor, v: Tensor) -> Tensor:
+    h = F.embedding(TOKENS, w)
+    for _ in range(3):
+        h = torch.softmax(h @ h.T, -1) @ h @ v
+    return F.cross_entropy(h @ w.T, TOKENS)
+
+
+def lowest(fn: Callable[..., Any], *sizes: tuple[int, int]) -> tuple[PeakOfCode, Plan]:
+    """The plan of the lowest peak, and what says what its code needs."""
+    joint, outputs = joint_of(fn, *(torch.randn(size).requires_grad_() for size in sizes))
+    options = Options(None, "inductor", costs="roofline")
+    captured, problem = pose(joint, outputs, options)
+    with pytest.raises(BudgetError) as refused:
+        solve(problem, budget_bytes=1)
+    target = target_of(joint, options, cache_folder())
+    peak = PeakOfCode(joint, captured, problem.with_budget(1), outputs, target, planned=True)
+    return peak, refused.value.plan
+
+
+def above(problem: Problem, bytes_: int) -> int:
+    return bytes_ - problem.resident_bytes
 
 
 def test_what_several_kernels_compute_is_there_once_if_they_share() -> None:
@@ -45,8 +89,8 @@ def test_kernels_share_what_they_compute_where_that_fits(monkeypatch: pytest.Mon
     needed = {(0, True): 120, (0, False): 100, (1, True): 130, (1, False): 90}
     tried: list[tuple[int, bool]] = []
 
-    def rehearsed(_: PeakOfCode, plan: Plan, *, shared: bool) -> Footprint:
-        tried.append((plans.index(plan), shared))
+    def rehearsed(_: PeakOfCode, plan: Plan, kernels: Kernels) -> Footprint:
+        tried.append((plans.index(plan), kernels.shared))
         return Footprint(needed[tried[-1]], 0, 0)
 
     def peaks(above: int | None) -> list[int]:
@@ -58,6 +102,7 @@ def test_kernels_share_what_they_compute_where_that_fits(monkeypatch: pytest.Mon
         return [peak(plan) - problem.resident_bytes for plan in plans]
 
     monkeypatch.setattr(PeakOfCode, "_rehearsed", rehearsed)
+    monkeypatch.setattr(PeakOfCode, "_parted", lambda *_: frozenset())
     assert peaks(None) == peaks(130) == [120, 130]
     assert peaks(110) == [100, 90]
     assert tried == [(0, True), (0, False), (1, False), (1, True)]  # it might have fit: 90 and 20 more
@@ -79,5 +124,54 @@ def test_views_do_not_part_a_kernel() -> None:
     assert len(steps) < len(plan.backward)
     _, backward = split(joint, captured, plan, outputs)
     places = {n.name: n.meta[STEP] for n in backward.graph.nodes if STEP in n.meta}
-    parted = len({kernel for _, kernel in places.values()})
-    assert parted == 1 + sum(captured.kernels[i] != captured.kernels[j] for i, j in pairwise(steps))
+    kernels = len({place.kernel for place in places.values()})
+    assert kernels == 1 + sum(captured.kernels[i] != captured.kernels[j] for i, j in pairwise(steps))
+
+
+@given(problems(12), st.lists(st.sampled_from("ab "), min_size=30, max_size=30), st.floats(0.5, 2.0))
+def test_kernels_are_parted_where_they_would_need_more(problem: Problem, of: list[str], share: float) -> None:
+    """And nowhere else; what one makes is there when it begins, and what it reads until it ends."""
+    plan = save_all(problem)
+    profile, graph = simulate(problem, plan), problem.graph
+    at_once = [None if label == " " else label for label in of[: len(graph.ops)]]
+    limit = share * profile.peak_bytes
+    found = parted(problem, plan, at_once, limit)
+    assert not parted(problem, plan, at_once, math.inf)
+
+    def made(position: int) -> int:
+        op = graph.ops[profile.steps[position].op]
+        known = {graph.values[v].storage for v in op.inputs} | graph.resident
+        new = {graph.values[v].storage for v in op.outputs} - known
+        return sum(graph.storage_bytes[s] for s in new)
+
+    def needed(kernel: list[int]) -> int:
+        return profile.live_bytes[kernel[0]] + sum(map(made, kernel[1:]))
+
+    kernels: list[list[int]] = []
+    for position, step in enumerate(profile.steps):
+        if step.op in graph.views:
+            continue
+        last = profile.steps[kernels[-1][-1]] if kernels else step
+        is_one = kernels and last.phase == step.phase and at_once[last.op] == at_once[step.op] is not None
+        if is_one and position not in found:
+            kernels[-1].append(position)
+        else:
+            assert position not in found or (is_one and needed([*kernels[-1], position]) > limit)
+            kernels.append([position])
+    assert all(len(kernel) == 1 or needed(kernel) <= limit for kernel in kernels)
+
+
+def test_code_needs_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropout of attention was computed at once: scores, their softmax and the result of three kernels."""
+    peak, plan = lowest(dropped, (96, 16), (16, 16))
+    said = above(peak.problem, plan.peak_bytes)
+    assert above(peak.problem, peak(plan)) <= 1.01 * said
+    monkeypatch.setattr(PeakOfCode, "_parted", lambda *_: frozenset())
+    assert above(peak.problem, replace(peak, found={})(plan)) > 1.05 * said
+
+
+def test_a_product_is_not_put_off() -> None:
+    """The gradient of tied weights: that of the logits was computed where the other one was added to it."""
+    peak, plan = lowest(tied, (64, 16), (16, 16))
+    said = above(peak.problem, plan.peak_bytes)
+    assert above(peak.problem, peak(plan)) <= 1.01 * said

@@ -285,8 +285,8 @@ def test_a_step_reads_what_the_latest_run_before_it_made() -> None:
     backward = split(joint, captured, Plan((), tuple(steps)), outputs)[1]
     latest: dict[int, int] = {}
     for node in calls(backward):
-        step, _ = node.meta[STEP]
-        reads = [n.meta[STEP][0] for n in node.all_input_nodes if STEP in n.meta]
+        step = node.meta[STEP].step
+        reads = [n.meta[STEP].step for n in node.all_input_nodes if STEP in n.meta]
         assert reads == [latest[steps[r]] for r in reads]
         latest[steps[step]] = step
     assert len(latest) < len(steps)

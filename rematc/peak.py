@@ -1,0 +1,211 @@
+"""The peak of the code that Inductor writes for a plan, and how its kernels are told to fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import fx
+
+from rematc import compat
+from rematc.capture import Capture, is_symbolic
+from rematc.costs import Call, Taken, is_ready_made
+from rematc.garbage import garbage_waits
+from rematc.inductor import as_planned, computes, inputs_of
+from rematc.kernels import parted
+from rematc.passes import split
+from rematc.plan import Plan
+from rematc.problem import Problem
+from rematc.rehearse import Rehearsal
+from rematc.schedule import one_of_each_storage
+from rematc.share import Footprint
+from rematc.simulate import simulate
+from rematc.storages import fake_mode_of
+from rematc.target import Target, device_of
+from rematc.versions import holds_tangents
+
+T = TypeVar("T")
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+class Kernels(NamedTuple):
+    """Do the kernels of a plan share what they compute, and before which steps are they parted?"""
+
+    shared: bool
+    parted: frozenset[int]
+
+
+@dataclass
+class PeakOfCode:
+    """What Inductor's code for a plan needs, in bytes, resident included: ``PeakOfCode(...)(plan)``.
+
+    ``planned``: it is compiled by `compile_as_planned`. What forward returns to the
+    caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known`` has
+    what each call of a ready-made kernel takes that was measured so far, ``found`` what plans take, with
+    which kernels; ``sharing_bytes`` is what that takes, once it was too much.
+    """
+
+    joint: fx.GraphModule
+    captured: Capture
+    problem: Problem
+    num_fwd_outputs: int
+    target: Target
+    planned: bool
+    known: dict[Hashable, Taken] = field(default_factory=dict)
+    found: dict[Hashable, tuple[Footprint, Kernels]] = field(default_factory=dict)
+    sharing_bytes: int | None = None
+
+    def __call__(self, plan: Plan) -> int:
+        """What its code needs, resident included."""
+        return self.problem.resident_bytes + self.above_resident(plan).peak_bytes
+
+    def above_resident(self, plan: Plan) -> Footprint:
+        """The same, resident not included, and what is taken in forward and kept after it."""
+        return self._found(plan)[0]
+
+    def split(self, plan: Plan) -> Modules:
+        """The forward and the backward module whose code that is."""
+        return self._split(plan, self._found(plan)[1])
+
+    def _split(self, plan: Plan, kernels: Kernels) -> Modules:
+        return split(self.joint, self.captured, plan, self.num_fwd_outputs, **kernels._asdict())
+
+    def _found(self, plan: Plan) -> tuple[Footprint, Kernels]:
+        """What its code needs, with which kernels."""
+        key = plan.saved, plan.backward
+        if key not in self.found:
+            self.found[key] = self._chosen(one_of_each_storage(self.problem.graph, plan))
+        return self.found[key]
+
+    def _chosen(self, plan: Plan) -> tuple[Footprint, Kernels]:
+        """Parted as little as fits; where nothing does, as often as lowers the peak."""
+        most, peak_bytes = self._room, simulate(self.problem, plan).peak_bytes - self.problem.resident_bytes
+        found, kernels = self._perhaps_sharing(plan, self._parted(plan, max(most, peak_bytes)))
+        if found.peak_bytes > most > peak_bytes:
+            finer = Kernels(False, self._parted(plan, peak_bytes))
+            if finer != kernels and (other := self._rehearsed(plan, finer)).peak_bytes < found.peak_bytes:
+                return other, finer
+        return found, kernels
+
+    def _parted(self, plan: Plan, above_bytes: float) -> frozenset[int]:
+        """Where the kernels of ``plan`` are parted so that they need so much above what is resident."""
+        of = self.captured.kernels
+        if not (self.planned and of) or above_bytes == math.inf:
+            return frozenset()
+        is_called_at_once = device_of(self.joint).type == "cpu"
+        at_once = [
+            None if any(map(is_ready_made, nodes)) else is_called_at_once or of[i]
+            for i, nodes in enumerate(self.captured.nodes)
+        ]
+        return parted(self.problem, plan, at_once, self.problem.resident_bytes + above_bytes)
+
+    def _perhaps_sharing(self, plan: Plan, parted: frozenset[int]) -> tuple[Footprint, Kernels]:
+        """Shared where that fits: it is faster, and may take more. What it takes is tried at one plan.
+
+        Not at one of so much recomputation that it is for the smallest budget: lowering that takes longest.
+        """
+        sharing, alone = Kernels(True, parted), Kernels(False, parted)
+        if plan.cost_ns > self.problem.forward_ns:
+            return self._rehearsed(plan, alone), alone
+        if self.sharing_bytes is None:
+            shared = self._rehearsed(plan, sharing)
+            if shared.peak_bytes <= self._room:
+                return shared, sharing
+            found = self._rehearsed(plan, alone)
+            self.sharing_bytes = shared.peak_bytes - found.peak_bytes
+            return (found, alone) if self.sharing_bytes > 0 else (shared, sharing)
+        found = self._rehearsed(plan, alone)
+        if found.peak_bytes + self.sharing_bytes <= self._room:
+            shared = self._rehearsed(plan, sharing)
+            if shared.peak_bytes <= self._room:
+                return shared, sharing
+        return found, alone
+
+    @property
+    def _room(self) -> float:
+        """Bytes above what is resident."""
+        budget = self.problem.budget_bytes
+        return math.inf if budget is None else budget - self.problem.resident_bytes
+
+    @garbage_waits()
+    def _rehearsed(self, plan: Plan, kernels: Kernels) -> Footprint:
+        """Lower both graphs of ``plan`` and rehearse their code."""
+        forward, backward = self._split(plan, kernels)
+        inputs = inputs_of(forward)
+        with fake_mode_of(inputs):
+            rehearsal = Rehearsal(inputs, self.target.allocation_bytes, self._taken)
+            code = self._code(forward, inputs)
+            results = rehearsal.play(code, inputs)
+            in_forward, kept_bytes = rehearsal.peak_bytes, rehearsal.live_bytes
+            saved = _in_backward_s_order(results[self.num_fwd_outputs :])
+            tangents = inputs_of(backward)[len(saved) :]
+            rehearsal.hold([t for t in tangents if holds_tangents() or t.dim() == 0])
+            donated = _donated((forward, backward), self.num_fwd_outputs)
+            code = self._code(backward, [*saved, *tangents], donated, is_backward=True)
+            rehearsal.play(code, [*saved, *tangents], handed_over=saved)
+        end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
+        between_bytes = kept_bytes + self.problem.meanwhile_bytes
+        return Footprint(max(rehearsal.peak_bytes, between_bytes, end_bytes), in_forward, kept_bytes)
+
+    def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
+        if not computes(module):
+            return _passing_on(module)
+        with as_planned(module) if self.planned else nullcontext():
+            return compat.lowered(module, inputs, donated, _code_of, **settings)
+
+    def _taken(self, calls: Iterable[Call]) -> Mapping[Hashable, Taken]:
+        self.known |= self.target.taken(call for call in calls if call.key not in self.known)
+        return self.known
+
+
+def _in_backward_s_order(saved: Sequence[T]) -> list[T]:
+    """What forward returns for backward, sizes last, as backward takes it: sizes first."""
+    return [x for x in saved if _is_size(x)] + [x for x in saved if not _is_size(x)]
+
+
+def _is_size(x: object) -> bool:
+    """Neither a tensor nor an object that torch passes through, such as the mesh of a DTensor."""
+    val = x.meta.get("val") if isinstance(x, fx.Node) else x
+    return isinstance(val, int | float) or is_symbolic(val)
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x.meta.get("val") if isinstance(x, fx.Node) else x, torch.Tensor)
+
+
+def _donated(modules: Modules, num_fwd_outputs: int) -> list[int]:
+    """Positions of backward's inputs whose memory is its own: nobody else holds what was saved there."""
+    if not compat.donates():
+        return []
+    forward, backward = modules
+    results = _output_nodes(forward)
+    held = [*forward.graph.find_nodes(op="placeholder"), *results[:num_fwd_outputs], *_output_nodes(backward)]
+    taken = set(_keys(held))
+    saved = _in_backward_s_order(results[num_fwd_outputs:])
+    return [i for i, node in enumerate(saved) if _is_tensor(node) and taken.isdisjoint(_keys([node]))]
+
+
+def _keys(nodes: Iterable[fx.Node | None]) -> list[int]:
+    vals = [n.meta.get("val") for n in nodes if n is not None]
+    return [compat.storage_key(v) for v in vals if isinstance(v, torch.Tensor)]
+
+
+def _code_of(lowering: Any) -> str:
+    """The Python code that Inductor writes."""
+    return str(lowering.codegen()[0].value)
+
+
+def _passing_on(module: fx.GraphModule) -> str:
+    """What the code would be."""
+    names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+    results = [str(x) for x in _output_nodes(module)]
+    return f"def call(args):\n    [{', '.join(names)}] = args\n    return [{', '.join(results)}]\n"
+
+
+def _output_nodes(module: fx.GraphModule) -> list[fx.Node | None]:
+    (output,) = module.graph.find_nodes(op="output")
+    return [n if isinstance(n, fx.Node) else None for n in output.args[0]]
