@@ -132,19 +132,19 @@ def _is_full(found: Fitted) -> bool:
 def _smallest(
     problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode, floor: Plan | None, solver: _Solver
 ) -> Fitted:
-    """The plan of the lowest peak that the graph has, if its code fits; else `BudgetError`.
+    """The plan of the lowest peak that the graph has, or the cheapest as low, whose code may need less.
 
-    Or another as low, that recomputes less. ``floor``: that plan, if it is known.
+    The cheaper one of those whose code fits; else `BudgetError`. ``floor``: the plan of the lowest peak, if
+    that is known.
     """
     floor = floor or _lowest(problem, options, solver)
-    found = _lowered(problem, judged(problem, floor), peak_of_code)
-    if not _fits(found):
-        raise refusal(found.problem, found.plan, bound_bytes=0)
-    cheaper = solver.solved(problem.with_budget(floor.peak_bytes), options)
-    if cheaper.cost_ns < found.plan.cost_ns:
-        other = _lowered(problem, judged(problem, cheaper), peak_of_code)
-        found = other if _fits(other) else found
-    return found
+    cheapest = solver.solved(problem.with_budget(floor.peak_bytes), options)
+    plans = [floor] if cheapest.cost_ns == floor.cost_ns else [floor, cheapest]
+    found = [_lowered(problem, judged(problem, plan), peak_of_code) for plan in plans]
+    if fitting := [f for f in found if _fits(f)]:
+        return min(fitting, key=lambda f: f.plan.cost_ns)
+    lowest = min(found, key=lambda f: f.plan.peak_bytes)
+    raise refusal(lowest.problem, lowest.plan, bound_bytes=0)
 
 
 def _lowest(problem: Problem, options: SolveOptions, solver: _Solver) -> Plan:
