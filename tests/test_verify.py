@@ -101,7 +101,18 @@ def test_a_gradient_that_is_wrong_is_seen() -> None:
     linear = nn.Linear(4, 1)
     found = rematc.verify(linear, torch.ones(3, 4), None, lambda y: _Wrong.apply(y).sum(), inner="eager")
     assert found.difference == pytest.approx(0.5)
+    assert found.of_largest == pytest.approx(0.5)
     assert "off by 5.0e-01" in str(found) and "weight" in found.differs_most
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_seen_beside_the_others() -> None:
+    """Of a bias before a BatchNorm: off by 12 times the largest number there, and that is nothing."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Sigmoid())
+    found = rematc.verify(model, torch.randn(64, 8), None, mean_square)
+    assert found.differs_most == "0.bias" and found.difference > 1e-3
+    assert 0 < found.of_largest < 1e-5
+    assert f"off by {found.of_largest:.1e} of the largest number of all" in str(found)
 
 
 def test_a_budget_that_is_broken_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
