@@ -53,9 +53,10 @@ class Plan:
     def summary(self) -> str:
         """One line for the log."""
         limit = "none" if self.budget_bytes is None else f"{self.budget_bytes / 1e6:.1f} MB"
+        gap = f"{self.gap:.2%}" if self.gap < float("inf") else "unknown"
         return (
             f"plan {self.digest}: peak {self.peak_bytes / 1e6:.1f} MB, budget {limit}, recomputation "
-            f"{self.cost_ns / 1e6:.2f} ms, gap {self.gap:.2%}, "
+            f"{self.cost_ns / 1e6:.2f} ms, gap {gap}, "
             f"{self.status} by {self.strategy} in {self.solve_s:.1f} s"
         )
 
