@@ -48,7 +48,6 @@ def fit(
     if given is not None and _fits(found := _lowered(problem, judged(problem, given), peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     best: Fitted | None = None
-    floor: Plan | None = None
     learned, solver = problem, _Solver()
     limit_s = options.for_ops(len(problem.graph.ops))
     for _ in range(ROUNDS):
@@ -56,18 +55,19 @@ def fit(
         try:
             plan = solver.solved(learned, replace(options, time_limit_s=left_s))
         except BudgetError as e:
+            if best is not None:
+                break
             floor = e.plan if learned is problem else None
-            break
-        if best is not None and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
-            break
-        found = _lowered(learned, plan, peak_of_code)
-        if _fits(found):
-            best = found
+            found = best = _smallest(problem, options, peak_of_code, floor, solver)
+        else:
+            if best is not None and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
+                break
+            found = _lowered(learned, plan, peak_of_code)
+            best = found if _fits(found) else best
         if (_fits(found) and _is_full(found)) or found.problem == learned:
             break
         learned = found.problem
-    if best is None:
-        best = _smallest(problem, options, peak_of_code, floor, solver)
+    best = best or _smallest(problem, options, peak_of_code, None, solver)
     return Fitted(best.problem, solver.accounted(best.plan, options.gap))
 
 

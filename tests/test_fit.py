@@ -139,6 +139,15 @@ def test_of_the_plans_that_are_as_low_the_one_whose_code_needs_less_is_what_a_re
     assert refused.value.plan.backward == cheapest.backward
 
 
+def test_room_that_the_code_leaves_below_the_smallest_budget_of_the_graph_is_used() -> None:
+    with pytest.raises(BudgetError) as least:
+        solve(chain(1), OPTIONS)
+    lowest = least.value.minimum_bytes
+    problem = chain(lowest - 1)
+    found = fit(problem, OPTIONS, Code(problem, 1.0, -2)).plan
+    assert found.cost_ns == solve(chain(lowest + 1), OPTIONS).cost_ns < solve(chain(lowest), OPTIONS).cost_ns
+
+
 def test_a_plan_for_the_smallest_budget_says_how_good_it_is_and_how_long_it_took() -> None:
     """It said that its gap is infinite, and that it was found in no time; a U-Net's took minutes."""
     with pytest.raises(BudgetError) as least:
