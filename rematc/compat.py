@@ -435,6 +435,9 @@ def _is_read_by_convolution_s_backward(node: fx.Node) -> bool:
     return is_image and any(u.target is torch.ops.aten.convolution_backward.default for u in node.users)
 
 
+NEAR_BY = 1  # kernels: a product and what is added to it may become one
+
+
 @contextmanager
 def scheduling(place: Callable[[list[fx.Node]], tuple[int, int, int]], name: str) -> Iterator[None]:
     """Have Inductor run kernels in order of their places, and keep what is at different ones apart.
@@ -455,15 +458,19 @@ def scheduling(place: Callable[[list[fx.Node]], tuple[int, int, int]], name: str
 
     def enter(scheduler: Any, kernel: Any) -> Any:
         group = place_of(kernel)[2]
-        if group > scheduler.__dict__.setdefault("rematc_group", 0):
-            scheduler.rematc_group = group
+        if group != getattr(scheduler, "rematc_group", group):
             scheduler.flush()
+        scheduler.rematc_group = group
         return enter_context(scheduler, kernel)
 
     def stays_apart(match: Any) -> bool:
-        """A product is not put off until something is added to it: what it reads would be kept till then."""
+        """A product is not put off until something is added to it: what it reads would be kept till then.
+
+        Nor does the sum come early, when all that both read is there: that is the place that it would have.
+        """
         kernels = [place([node])[1] for node in match.nodes]
-        return max(kernels) - min(kernels) > 1 or prefers_apart(match)
+        kernels.append(place([*match.args, match.kwargs["inp"]])[1])
+        return max(kernels) - min(kernels) > NEAR_BY or prefers_apart(match)
 
     class Choices(InductorChoices):
         @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rematc.errors import BudgetError
@@ -137,14 +138,15 @@ def _smallest(
     The cheaper one of those whose code fits; else `BudgetError`. ``floor``: the plan of the lowest peak, if
     that is known.
     """
-    floor = floor or _lowest(problem, options, solver)
-    cheapest = solver.solved(problem.with_budget(floor.peak_bytes), options)
+    floor = cheapest = floor or _lowest(problem, options, solver)
+    with suppress(BudgetError):  # the clock may end this search before it has found as much
+        cheapest = solver.solved(problem.with_budget(floor.peak_bytes), options)
     plans = [floor] if cheapest.cost_ns == floor.cost_ns else [floor, cheapest]
     found = [_lowered(problem, judged(problem, plan), peak_of_code) for plan in plans]
     if fitting := [f for f in found if _fits(f)]:
         return min(fitting, key=lambda f: f.plan.cost_ns)
     lowest = min(found, key=lambda f: f.plan.peak_bytes)
-    raise refusal(lowest.problem, lowest.plan, bound_bytes=0)
+    raise refusal(lowest.problem, lowest.plan, bound_bytes=0) from None
 
 
 def _lowest(problem: Problem, options: SolveOptions, solver: _Solver) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,8 +116,10 @@ def _planned(
         return _fitted(problem, options, peak, known)
     except BudgetError as e:
         floor = plans.load_floor(problem, folder)
-        plans.keep_floor(problem, e.plan, folder)
-        if floor is None or (peak(floor) if peak else floor.peak_bytes) > e.budget_bytes:
+        needed = math.inf if floor is None else peak(floor) if peak else floor.peak_bytes
+        if e.minimum_bytes < needed:
+            plans.keep_floor(problem, e.plan, folder)
+        if needed > e.budget_bytes:
             raise
         return _fitted(problem, options, peak, floor)
 

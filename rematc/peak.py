@@ -32,7 +32,7 @@ T = TypeVar("T")
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
-class Kernels(NamedTuple):
+class Grouping(NamedTuple):
     """Do the kernels of a plan share what they compute, and before which steps are they parted?"""
 
     shared: bool
@@ -45,8 +45,9 @@ class PeakOfCode:
 
     ``planned``: it is compiled by `compile_as_planned`. What forward returns to the
     caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known`` has
-    what each call of a ready-made kernel takes that was measured so far, ``found`` what plans take, with
-    which kernels; ``sharing_bytes`` is what that takes, once it was too much.
+    what each call of a ready-made kernel takes that was measured so far, ``rehearsed`` what the code of plans
+    takes by grouping, and ``found`` that of the grouping that was chosen; ``sharing_bytes`` is what sharing
+    takes, once it was too much.
     """
 
     joint: fx.GraphModule
@@ -56,7 +57,8 @@ class PeakOfCode:
     target: Target
     planned: bool
     known: dict[Hashable, Taken] = field(default_factory=dict)
-    found: dict[Hashable, tuple[Footprint, Kernels]] = field(default_factory=dict)
+    found: dict[Hashable, tuple[Footprint, Grouping]] = field(default_factory=dict)
+    rehearsed: dict[Hashable, Footprint] = field(default_factory=dict)
     sharing_bytes: int | None = None
 
     def __call__(self, plan: Plan) -> int:
@@ -71,28 +73,30 @@ class PeakOfCode:
         """The forward and the backward module whose code that is."""
         return self._split(plan, self._found(plan)[1])
 
-    def _split(self, plan: Plan, kernels: Kernels) -> Modules:
-        return split(self.joint, self.captured, plan, self.num_fwd_outputs, **kernels._asdict())
+    def _split(self, plan: Plan, grouping: Grouping) -> Modules:
+        return split(self.joint, self.captured, plan, self.num_fwd_outputs, **grouping._asdict())
 
-    def _found(self, plan: Plan) -> tuple[Footprint, Kernels]:
-        """What its code needs, with which kernels."""
+    def _found(self, plan: Plan) -> tuple[Footprint, Grouping]:
+        """What its code needs, and how it is grouped for that."""
         key = plan.saved, plan.backward
         if key not in self.found:
             self.found[key] = self._chosen(one_of_each_storage(self.problem.graph, plan))
         return self.found[key]
 
-    def _chosen(self, plan: Plan) -> tuple[Footprint, Kernels]:
-        """Parted as little as fits; where nothing does, as often as lowers the peak."""
-        most, peak_bytes = self._room, simulate(self.problem, plan).peak_bytes - self.problem.resident_bytes
-        found, kernels = self._perhaps_sharing(plan, self._parted(plan, max(most, peak_bytes)))
-        if found.peak_bytes > most > peak_bytes:
-            finer = Kernels(False, self._parted(plan, peak_bytes))
-            if finer != kernels and (other := self._rehearsed(plan, finer)).peak_bytes < found.peak_bytes:
-                return other, finer
-        return found, kernels
+    def _chosen(self, plan: Plan) -> tuple[Footprint, Grouping]:
+        """Parted as little as fits; where that does not, as the plan alone says.
 
-    def _parted(self, plan: Plan, above_bytes: float) -> frozenset[int]:
-        """Where the kernels of ``plan`` are parted so that they need so much above what is resident."""
+        That is the same under each budget: one that a refusal names is kept.
+        """
+        peak_bytes = simulate(self.problem, plan).peak_bytes - self.problem.resident_bytes
+        found = self._perhaps_sharing(plan, self._where(plan, max(self._room, peak_bytes)))
+        if found[0].peak_bytes <= self._room:
+            return found
+        finest = Grouping(False, self._where(plan, peak_bytes))
+        return self._rehearsed(plan, finest), finest
+
+    def _where(self, plan: Plan, above_bytes: float) -> frozenset[int]:
+        """Where kernels of ``plan`` are parted to need no more than that above what is resident."""
         of = self.captured.kernels
         if not (self.planned and of) or above_bytes == math.inf:
             return frozenset()
@@ -103,12 +107,12 @@ class PeakOfCode:
         ]
         return parted(self.problem, plan, at_once, self.problem.resident_bytes + above_bytes)
 
-    def _perhaps_sharing(self, plan: Plan, parted: frozenset[int]) -> tuple[Footprint, Kernels]:
+    def _perhaps_sharing(self, plan: Plan, where: frozenset[int]) -> tuple[Footprint, Grouping]:
         """Shared where that fits: it is faster, and may take more. What it takes is tried at one plan.
 
         Not at one of so much recomputation that it is for the smallest budget: lowering that takes longest.
         """
-        sharing, alone = Kernels(True, parted), Kernels(False, parted)
+        sharing, alone = Grouping(True, where), Grouping(False, where)
         if plan.cost_ns > self.problem.forward_ns:
             return self._rehearsed(plan, alone), alone
         if self.sharing_bytes is None:
@@ -117,7 +121,7 @@ class PeakOfCode:
                 return shared, sharing
             found = self._rehearsed(plan, alone)
             self.sharing_bytes = shared.peak_bytes - found.peak_bytes
-            return (found, alone) if self.sharing_bytes > 0 else (shared, sharing)
+            return found, alone
         found = self._rehearsed(plan, alone)
         if found.peak_bytes + self.sharing_bytes <= self._room:
             shared = self._rehearsed(plan, sharing)
@@ -131,10 +135,17 @@ class PeakOfCode:
         budget = self.problem.budget_bytes
         return math.inf if budget is None else budget - self.problem.resident_bytes
 
+    def _rehearsed(self, plan: Plan, grouping: Grouping) -> Footprint:
+        """What its code needs, grouped like that; each is lowered once."""
+        key = plan.saved, plan.backward, grouping
+        if key not in self.rehearsed:
+            self.rehearsed[key] = self._rehearse(self._split(plan, grouping))
+        return self.rehearsed[key]
+
     @garbage_waits()
-    def _rehearsed(self, plan: Plan, kernels: Kernels) -> Footprint:
-        """Lower both graphs of ``plan`` and rehearse their code."""
-        forward, backward = self._split(plan, kernels)
+    def _rehearse(self, modules: Modules) -> Footprint:
+        """Lower both modules and rehearse their code."""
+        forward, backward = modules
         inputs = inputs_of(forward)
         with fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.target.allocation_bytes, self._taken)

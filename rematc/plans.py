@@ -59,10 +59,8 @@ def load_floor(problem: Problem, folder: Path) -> Plan | None:
 
 
 def keep_floor(problem: Problem, plan: Plan, folder: Path) -> None:
-    """Keep ``plan`` as that of the lowest peak, if none is kept that needs less."""
-    known, plan = load_floor(problem, folder), judged(problem, replace(plan, digest=""))
-    if known is None or plan.peak_bytes < known.peak_bytes:
-        _keep_of_graph(problem, FLOOR, (plan,), folder)
+    """Keep ``plan`` as that of the lowest peak."""
+    _keep_of_graph(problem, FLOOR, (judged(problem, replace(plan, digest="")),), folder)
 
 
 def load_choices(problem: Problem, options: SolveOptions, folder: Path) -> tuple[tuple[Plan, ...], bool]:

@@ -246,8 +246,7 @@ def _difference(found: Gradients, expected: Gradients) -> tuple[str, float]:
     """Where they differ most, and by what share of the largest number expected there."""
     worst = ("", 0.0)
     for name, gradient in expected.items():
-        off = _off(found[name], gradient)
-        share = off / (_largest(gradient) or 1.0) if off else 0.0
+        share = _share(_off(found[name], gradient), _largest(gradient))
         worst = max(worst, (name, share), key=lambda w: w[1])
     return worst
 
@@ -256,7 +255,12 @@ def _of_largest(found: Gradients, expected: Gradients) -> float:
     """The largest difference between two gradients, by the largest number expected in any."""
     gradients = {name: gradient for name, gradient in expected.items() if name != LOSS}
     off = max((_off(found[name], gradient) for name, gradient in gradients.items()), default=0.0)
-    return off / (max(map(_largest, gradients.values())) or 1.0) if off else 0.0
+    return _share(off, max(map(_largest, gradients.values()), default=0.0))
+
+
+def _share(off: float, largest: float) -> float:
+    share = off / (largest or 1.0)
+    return math.inf if math.isnan(share) else share
 
 
 def _off(found: Tensor | None, expected: Tensor | None) -> float:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch.nn import functional as F
 
+from rematc import compat
 from rematc.baselines import min_cut, save_all
 from rematc.cache import cache_folder
 from rematc.errors import BudgetError
@@ -22,10 +23,11 @@ from rematc.kernels import parted
 from rematc.options import Options
 from rematc.passes import split
 from rematc.passes.replay import STEP
-from rematc.peak import Kernels, PeakOfCode
+from rematc.peak import Grouping, PeakOfCode
 from rematc.plan import Plan
 from rematc.pose import pose
 from rematc.problem import Problem
+from rematc.schedule import one_of_each_storage
 from rematc.share import Footprint
 from rematc.simulate import simulate
 from rematc.solve import solve
@@ -89,8 +91,8 @@ def test_kernels_share_what_they_compute_where_that_fits(monkeypatch: pytest.Mon
     needed = {(0, True): 120, (0, False): 100, (1, True): 130, (1, False): 90}
     tried: list[tuple[int, bool]] = []
 
-    def rehearsed(_: PeakOfCode, plan: Plan, kernels: Kernels) -> Footprint:
-        tried.append((plans.index(plan), kernels.shared))
+    def rehearsed(_: PeakOfCode, plan: Plan, grouping: Grouping) -> Footprint:
+        tried.append((plans.index(plan), grouping.shared))
         return Footprint(needed[tried[-1]], 0, 0)
 
     def peaks(above: int | None) -> list[int]:
@@ -102,7 +104,7 @@ def test_kernels_share_what_they_compute_where_that_fits(monkeypatch: pytest.Mon
         return [peak(plan) - problem.resident_bytes for plan in plans]
 
     monkeypatch.setattr(PeakOfCode, "_rehearsed", rehearsed)
-    monkeypatch.setattr(PeakOfCode, "_parted", lambda *_: frozenset())
+    monkeypatch.setattr(PeakOfCode, "_where", lambda *_: frozenset())
     assert peaks(None) == peaks(130) == [120, 130]
     assert peaks(110) == [100, 90]
     assert tried == [(0, True), (0, False), (1, False), (1, True)]  # it might have fit: 90 and 20 more
@@ -112,7 +114,7 @@ def test_kernels_share_what_they_compute_where_that_fits(monkeypatch: pytest.Mon
     assert peaks(None) == [100, 130]  # it is for the smallest budget
     plans = replace(plans[0], cost_ns=0), plans[1]
     needed[0, True] = 95
-    assert peaks(94) == [95, 90]  # neither fits: the smaller one is what is needed
+    assert peaks(94) == [100, 90]  # neither fits: what is said to be needed does not depend on the budget
 
 
 def test_views_do_not_part_a_kernel() -> None:
@@ -166,12 +168,31 @@ def test_code_needs_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     peak, plan = lowest(dropped, (96, 16), (16, 16))
     said = above(peak.problem, plan.peak_bytes)
     assert above(peak.problem, peak(plan)) <= 1.01 * said
-    monkeypatch.setattr(PeakOfCode, "_parted", lambda *_: frozenset())
-    assert above(peak.problem, replace(peak, found={})(plan)) > 1.05 * said
+    monkeypatch.setattr(PeakOfCode, "_where", lambda *_: frozenset())
+    assert above(peak.problem, replace(peak, found={}, rehearsed={})(plan)) > 1.05 * said
 
 
-def test_a_product_is_not_put_off() -> None:
+def test_a_product_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of tied weights: that of the logits was computed where the other one was added to it."""
     peak, plan = lowest(tied, (64, 16), (16, 16))
     said = above(peak.problem, plan.peak_bytes)
     assert above(peak.problem, peak(plan)) <= 1.01 * said
+    monkeypatch.setattr(compat, "NEAR_BY", math.inf)
+    assert above(peak.problem, replace(peak, found={}, rehearsed={})(plan)) > 1.1 * said
+
+
+def test_kernels_are_parted_before_the_steps_that_are_said() -> None:
+    """Those of forward count from the first step, those of backward go on from there."""
+    joint, outputs = joint_of(batch_normed, *SIZES)
+    captured, problem = pose(joint, outputs, Options(None, "inductor"))
+    plan = one_of_each_storage(captured.graph, min_cut(problem))
+    forward, views = captured.graph.forward_steps(plan.saved), captured.graph.views
+    begin = [
+        next(p for p, i in enumerate(steps) if p and i not in views) for steps in (forward, plan.backward)
+    ]
+    modules = split(joint, captured, plan, outputs, parted={begin[0], len(forward) + begin[1]})
+    for module, first in zip(modules, begin, strict=True):
+        places = [node.meta[STEP] for node in module.graph.nodes if STEP in node.meta]
+        assert all(place.group == (place.step >= first) for place in places)
+        before, after = ({p.kernel for p in places if p.group == group} for group in (0, 1))
+        assert before and after and before.isdisjoint(after)

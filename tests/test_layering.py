@@ -17,6 +17,8 @@ NO_TORCH = (
     *LEAVES,
     "rematc.cache",
     "rematc.files",
+    "rematc.fit",
+    "rematc.kernels",
     "rematc.problem",
     "rematc.plan",
     "rematc.plans",

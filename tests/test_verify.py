@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -113,6 +114,16 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_seen_beside_the_others() ->
     assert found.differs_most == "0.bias" and found.difference > 1e-3
     assert 0 < found.of_largest < 1e-5
     assert f"off by {found.of_largest:.1e} of the largest number of all" in str(found)
+
+
+def test_a_difference_is_seen_where_a_number_is_none() -> None:
+    module = importlib.import_module("rematc.verify")
+    none, one = torch.tensor([math.nan, 1.0]), torch.ones(2)
+    for found, expected in ((one, none), (none, one), (none, none), (one, one * math.inf), (one, None)):
+        assert module._difference({"w": found}, {"w": expected}) == ("w", math.inf)
+        assert module._of_largest({"w": found}, {"w": expected}) == math.inf
+    assert module._difference({"w": one, "v": None}, {"w": one, "v": None}) == ("", 0.0)
+    assert module._of_largest({}, {}) == 0.0
 
 
 def test_a_budget_that_is_broken_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
