@@ -464,12 +464,8 @@ def scheduling(place: Callable[[list[fx.Node]], tuple[int, int, int]], name: str
         return enter_context(scheduler, kernel)
 
     def stays_apart(match: Any) -> bool:
-        """A product is not put off until something is added to it: what it reads would be kept till then.
-
-        Nor does the sum come early, when all that both read is there: that is the place that it would have.
-        """
+        """A product is not put off until something is added to it: what it reads would be kept till then."""
         kernels = [place([node])[1] for node in match.nodes]
-        kernels.append(place([*match.args, match.kwargs["inp"]])[1])
         return max(kernels) - min(kernels) > NEAR_BY or prefers_apart(match)
 
     class Choices(InductorChoices):
