@@ -148,6 +148,25 @@ def test_room_that_the_code_leaves_below_the_smallest_budget_of_the_graph_is_use
     assert found.cost_ns == solve(chain(lowest + 1), OPTIONS).cost_ns < solve(chain(lowest), OPTIONS).cost_ns
 
 
+def test_a_refusal_is_of_the_budget_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the search for a cheaper plan of the lowest peak, cut short, finds none."""
+    problem = chain(1)
+    with pytest.raises(BudgetError) as least:
+        solve(problem, OPTIONS)
+
+    def cut_short(problem: Problem, options: SolveOptions) -> Plan:
+        refused = BudgetError(problem.budget_bytes or 0, least.value.minimum_bytes, step="", largest=())
+        refused.plan = least.value.plan
+        raise refused
+
+    monkeypatch.setattr("rematc.fit.solve", cut_short)
+    with pytest.raises(BudgetError) as refused:
+        fit(problem, OPTIONS, Code(problem, 1.0, 2))
+    found = refused.value
+    assert (found.budget_bytes, found.minimum_bytes) == (1, least.value.minimum_bytes + 2)
+    assert found.__suppress_context__
+
+
 def test_a_plan_for_the_smallest_budget_says_how_good_it_is_and_how_long_it_took() -> None:
     """It said that its gap is infinite, and that it was found in no time; a U-Net's took minutes."""
     with pytest.raises(BudgetError) as least:

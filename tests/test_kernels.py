@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -115,6 +115,27 @@ def test_kernels_share_what_they_compute_where_that_fits(monkeypatch: pytest.Mon
     plans = replace(plans[0], cost_ns=0), plans[1]
     needed[0, True] = 95
     assert peaks(94) == [100, 90]  # neither fits: what is said to be needed does not depend on the budget
+
+
+def test_what_code_is_said_to_need_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget of 100 was refused, 103 named, and refused in turn: with more room less is parted."""
+    captured, problem = posed(gated, *SIZES)
+    plan, target = save_all(problem), cast(Any, None)
+    least = above(problem, simulate(problem, plan).peak_bytes)
+
+    def needed(room: int) -> int:
+        limited = problem.with_budget(problem.resident_bytes + room)
+        nothing = fx.GraphModule({}, fx.Graph())
+        peak = PeakOfCode(nothing, captured, limited, 1, target, planned=True)
+        return above(problem, peak(plan))
+
+    def rehearsed(_: PeakOfCode, plan: Plan, grouping: Grouping) -> Footprint:
+        return Footprint(least + 5 if not grouping.parted else min(grouping.parted) + 3, 0, 0)
+
+    monkeypatch.setattr(PeakOfCode, "_rehearsed", rehearsed)
+    monkeypatch.setattr(PeakOfCode, "_where", lambda _, plan, room: frozenset({room} - {least}))
+    for room in range(least - 2, least + 5):
+        assert room < needed(room) == needed(needed(room)) == least + 5
 
 
 def test_views_do_not_part_a_kernel() -> None:
