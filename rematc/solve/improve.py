@@ -171,7 +171,7 @@ class _Neighbourhood:
 
     def _decided(self, free: frozenset[int], gap: float, time_limit_s: float) -> Written | None:
         """``best`` with ``free`` units decided anew, as far as the memory rows that are there say."""
-        f = self.f = self.f or build(self.problem, self.counted, self.refined, closures=False)
+        f = self.f = self.f or build(self.problem, self.counted, self.refined)
         said = encode(f, self.best.draft)
         fixed = {x: v for x, (u, v) in said.items() if u is not None and u not in free}
         hint = {x: v for x, (_, v) in said.items() if x not in fixed}

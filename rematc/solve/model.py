@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -63,6 +64,16 @@ class Model:
             self.column_of.append(x)
             self.coefficient.append(c)
         self.upper.append(upper)
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are by now."""
+        return len(self.upper)
+
+    def truncate(self, n_rows: int) -> None:
+        """Leave the first ``n_rows`` rows alone."""
+        n_terms = bisect_left(self.row_of, n_rows)
+        del self.upper[n_rows:], self.row_of[n_terms:], self.column_of[n_terms:], self.coefficient[n_terms:]
 
     def objective(self, values: Sequence[float]) -> float:
         """What ``values`` cost."""

@@ -28,14 +28,13 @@ def is_large(f: Formulation) -> bool:
     return sum(f.model.integer) > LARGE
 
 
-def nearby(f: Formulation, gap: float, deadline: Deadline, node_limit: int) -> Result:
-    """A solution near that of the relaxation, whose bound it has; if none is near, `Result.values` is None.
+def nearby(f: Formulation, relaxed: Result, gap: float, deadline: Deadline, node_limit: int) -> Result:
+    """A solution near ``relaxed``, that of the relaxation, whose bound it has; if none is near, it has no values.
 
     More units around those are decided about until it is within ``gap`` of the relaxation. ``finished`` is
     False where none was found, unless the relaxation itself has no solution. For a program that is not
     large, the MILP is not far: only where the relaxation is whole but for a few units is this tried.
     """
-    relaxed = f.model.relaxed().solve(gap=0.0, time_limit_s=deadline.left())
     if relaxed.values is None:
         return relaxed
     best, cost, free = None, math.inf, _split(f, relaxed.values)

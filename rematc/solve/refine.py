@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rematc.problem import Problem
-from rematc.solve.closure import add_closures
 from rematc.solve.expand import Written, excesses
 from rematc.solve.formulate import Formulation, formulate
 from rematc.solve.merge import Merged
+from rematc.solve.paths import Cuts
 from rematc.solve.reduce import Core
 from rematc.solve.rows import add_burst, add_forward
 from rematc.solve.spans import Spans, every_stage
@@ -27,7 +27,7 @@ class Refined:
     """What is told apart by now: spans, and the runs with memory rows, as (unit, stage).
 
     ``is_complete``: all rows of the given order are there, and no other order is asked about. ``tail``: told
-    exactly, nothing is refined in it.
+    exactly, nothing is refined in it. ``cuts``: those along paths that mattered so far.
     """
 
     spans: Spans
@@ -36,6 +36,7 @@ class Refined:
     forward: set[int] = field(default_factory=set)
     is_complete: bool = False
     tail: Tail | None = None
+    cuts: Cuts = field(default_factory=dict)
 
     @property
     def bounds_all(self) -> bool:
@@ -46,7 +47,7 @@ class Refined:
         """A copy to refine further, for plans that keep to ``budget_bytes`` with the small blocks counted."""
         tail = self.tail and self.tail.within(budget_bytes)
         any_order, in_order, forward = {*self.any_order}, {*self.in_order}, {*self.forward}
-        return Refined(self.spans, any_order, in_order, forward, self.is_complete, tail)
+        return Refined(self.spans, any_order, in_order, forward, self.is_complete, tail, {**self.cuts})
 
     @property
     def size(self) -> int:
@@ -61,17 +62,13 @@ def complete(core: Core) -> Refined:
     return Refined(every_stage(core), set(), pairs, forward, is_complete=True)
 
 
-def build(
-    problem: Problem, merged: Merged, refined: Refined, *, least_peak: bool = False, closures: bool = True
-) -> Formulation:
+def build(problem: Problem, merged: Merged, refined: Refined, *, least_peak: bool = False) -> Formulation:
     """The formulation with all that was refined."""
     assert problem.budget_bytes is not None
     tail = refined.tail
     end = tail.start if tail else len(merged.core.stages)
     spans = refined.spans.ended(end) if tail else refined.spans
     f = formulate(merged.core, problem.budget_bytes, spans, least_peak=least_peak, tail=tail)
-    if closures and not least_peak:  # they are about what runs cost
-        add_closures(f)
     for u, t in sorted((u, t) for u, t in refined.any_order - refined.in_order if t < end):
         add_burst(f, merged, u, t, ordered=False)
     for u, t in sorted((u, t) for u, t in refined.in_order if t < end):

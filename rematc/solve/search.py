@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rematc.problem import Problem
@@ -17,8 +17,8 @@ from rematc.solve.improve import Improver, mended
 from rematc.solve.merge import Merged
 from rematc.solve.model import Result
 from rematc.solve.nearby import is_large, nearby
+from rematc.solve.paths import tighten
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
-from rematc.solve.spans import tightest
 from rematc.solve.tail import Tail, find_tail
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,7 @@ SHARE = 0.5  # of the time left, for one round
 AGAIN = 0.8  # the same, for one that was too short before
 MENDING = 0.1  # of the time left, to mend what a round found
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
-FEW_LABELS, LABELS = 30_000, 500_000  # to see whether the tail helps, and to go as far as it can
-GAIN = 0.01  # of the linear relaxation, so that it is worth it
+LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
 HOPELESS = 1.25  # times the bound, where the MILP was cut short
 STEPS = 2  # of the improver, and twice as many from round to round
@@ -82,7 +81,7 @@ class Search:
         self.final = ALMOST * gap
         self.asked = self.final if refined.is_complete else max(self.final, FIRST_GAP)
         self.is_far = False
-        self.f: Formulation | None = None  # as long as nothing is refined
+        self.program: tuple[Formulation, Result] | None = None  # as long as nothing is refined
 
     def run(self, deadline: Deadline) -> Found:
         """Go on until ``deadline``, or a round that took all the time that it had was not enough.
@@ -99,11 +98,12 @@ class Search:
 
     def _round(self, n: int) -> bool:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
-        f = self.f = self.f or build(self.problem, self.merged, self.refined)
-        large = is_large(f)
-        is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not large
+        is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
-        result = self._solved(f, n, limit)
+        f, relaxed = self.program = self.program or self._tight(limit)
+        is_trial = is_trial and not is_large(f)
+        self.bound = self._bound(f, relaxed)
+        result = self._solved(f, relaxed, n, limit)
         self.bound = self._bound(f, result)
         if result.values is None and is_trial and not result.finished:
             self.is_far = False  # it was too short for that
@@ -132,6 +132,11 @@ class Search:
         self.is_over = not self._refined(written, fits)
         return True
 
+    def _tight(self, limit: Deadline) -> tuple[Formulation, Result]:
+        """The MILP of what is refined by now, with its cuts, and the solution of its relaxation."""
+        f = build(self.problem, self.merged, self.refined)
+        return f, tighten(f, self.refined.cuts, limit)
+
     def _known(self, f: Formulation) -> dict[int, float]:
         """The cheapest plan so far, as values of the variables: for the MILP to do better."""
         known = self.improver and self.improver.best
@@ -146,14 +151,13 @@ class Search:
             return AGAIN
         if self.asked <= self.final:
             return 1.0
-        return TRY if is_trial or self.refined.tail else SHARE
+        return TRY if is_trial else SHARE
 
-    def _solved(self, f: Formulation, n: int, limit: Deadline) -> Result:
-        """The MILP's solution, or one near the linear relaxation if that will do."""
+    def _solved(self, f: Formulation, relaxed: Result, n: int, limit: Deadline) -> Result:
+        """The MILP's solution, or one near that of the linear relaxation if that will do."""
         hint = self._known(f)
         if is_large(f) or not self.is_again:
-            near = nearby(f, self.final, limit, NODES)
-            self.bound = self._bound(f, near)
+            near = nearby(f, relaxed, self.final, limit, NODES)
             if near.finished and (near.values is None or self._is_enough(f, near)):
                 return near
             hint = dict(enumerate(near.values or ())) if is_large(f) else hint
@@ -212,14 +216,29 @@ class Search:
 
     def _told_exactly(self) -> bool:
         """From now on with the end of the backward pass told exactly, if that helps."""
-        tail = _tail(self.problem, self.merged, self.deadline)
+        tail = self._tail()
         if tail is None:
             return False
-        self.refined, self.asked = Refined(tightest(self.merged.core), tail=tail), FIRST_GAP / 4
-        self.f = None
+        self.refined, self.program = replace(self.refined, tail=tail), None
         if self.improver:
             self.improver.tail = tail.within(self.budget_bytes)
         return True
+
+    def _tail(self) -> Tail | None:
+        """The tail, if with it the linear relaxation says more than without."""
+        assert self.program
+        found, relaxed_ns = None, self.program[0].floor_ns(self.program[1].bound)
+        for most, gain in LABELS:
+            tail = find_tail(self.merged, self.budget_bytes, most, self.deadline)
+            if tail is None:
+                break
+            f = build(self.problem, self.merged, replace(self.refined, tail=tail))
+            told_ns = f.floor_ns(tighten(f, {}, self.deadline).bound)
+            if told_ns <= (1 + gain) * relaxed_ns:
+                break
+            log.debug("tail from stage %d: %d ways", tail.start, len(tail.ways))
+            found = tail
+        return found
 
     def _refined(self, written: Written, fits: bool) -> bool:
         """More is told apart, or a smaller gap asked for; False if neither can be."""
@@ -227,28 +246,12 @@ class Search:
         if fits:
             self.asked = self.final
         elif refine(self.problem, self.merged, self.refined, written, at_once=at_once):
-            self.asked, self.f = max(self.final, self.asked / 2), None
+            self.asked, self.program = max(self.final, self.asked / 2), None
         elif self.asked > self.final:  # all is told apart
             self.asked = self.final
         else:
             return False
         return True
-
-
-def _tail(problem: Problem, merged: Merged, deadline: Deadline) -> Tail | None:
-    """The tail, if with it the linear relaxation says more than without."""
-    assert problem.budget_bytes is not None
-
-    def relaxed_ns(tail: Tail | None) -> int:
-        f = build(problem, merged, Refined(tightest(merged.core), tail=tail))
-        return f.floor_ns(f.model.relaxed().solve(gap=0.0, time_limit_s=deadline.left()).bound)
-
-    tail = find_tail(merged, problem.budget_bytes, FEW_LABELS, deadline)
-    if tail and relaxed_ns(tail) > (1 + GAIN) * relaxed_ns(None):
-        tail = find_tail(merged, problem.budget_bytes, LABELS, deadline) or tail
-        log.debug("tail from stage %d: %d ways", tail.start, len(tail.ways))
-        return tail
-    return None
 
 
 def _needed(problem: Problem, written: Written) -> float:
@@ -277,15 +280,16 @@ def _with_margin(
     Where small blocks alone can have broken it, one for the same budget with those counted.
     """
     assert problem.budget_bytes is not None
-    asked, counted = problem.budget_bytes - excess * 5 // 4, merged
+    asked, counted, cuts = problem.budget_bytes - excess * 5 // 4, merged, {**refined.cuts}
     if excess <= merged.small_bytes:
         asked, counted = problem.budget_bytes, merged.counted(at_most=True)
     for _ in range(MARGINS):
         if deadline.left() <= 0:
             break
         f = build(problem.with_budget(asked), counted, refined.within(asked))
+        relaxed = tighten(f, cuts, deadline)
         if is_large(f):
-            result = nearby(f, gap, deadline, NODES)
+            result = nearby(f, relaxed, gap, deadline, NODES)
         else:
             result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
         if result.values is None:

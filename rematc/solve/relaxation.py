@@ -1,0 +1,79 @@
+"""The linear relaxation of a `Model`, solved again and again while rows are added.
+
+HiGHS goes on from the last solution's basis then, which takes a fraction of the time. OR-Tools' interface to
+it begins each anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import highspy
+import numpy as np
+
+from rematc.solve.model import Model, Result, Term
+
+Status = highspy.HighsModelStatus
+NO_SOLUTION = Status.kInfeasible, Status.kUnboundedOrInfeasible
+
+
+class Relaxation:
+    """All variables of ``model`` may be anything between 0 and 1; ``add`` rows, and ``solve`` again.
+
+    >>> m = Model()
+    >>> x, y = m.variable(cost=2.0), m.variable(cost=3.0)
+    >>> m.row([(x, -2.0), (y, -2.0)], -1.0)
+    >>> relaxed = Relaxation(m)
+    >>> relaxed.solve(1.0)
+    Result(values=[0.5, 0.0], bound=1.0, finished=True)
+    >>> relaxed.add([([(y, -1.0)], -1.0)])
+    >>> relaxed.solve(1.0).bound
+    3.0
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.highs = highspy.Highs()
+        self.highs.silent()
+        self.highs.passModel(_program(model))
+
+    def add(self, rows: Sequence[tuple[Sequence[Term], float]]) -> None:
+        """Add rows: the terms, and what their sum is at most."""
+        terms = [term for row, _ in rows for term in row]
+        starts = np.cumsum([0, *(len(row) for row, _ in rows[:-1])])
+        self.highs.addRows(
+            len(rows),
+            np.full(len(rows), -math.inf),
+            np.array([upper for _, upper in rows]),
+            len(terms),
+            starts.astype(np.int32),
+            np.array([x for x, _ in terms], dtype=np.int32),
+            np.array([c for _, c in terms]),
+        )
+
+    def solve(self, time_limit_s: float) -> Result:
+        """The solution; no values if there is none, or none by the time limit."""
+        self.highs.setOptionValue("time_limit", self.highs.getRunTime() + max(time_limit_s, 0.01))
+        self.highs.run()
+        status = self.highs.getModelStatus()
+        if status != Status.kOptimal:
+            is_infeasible = status in NO_SOLUTION
+            return Result(None, math.inf if is_infeasible else -math.inf, is_infeasible)
+        bound = self.highs.getInfo().objective_function_value
+        return Result(list(self.highs.getSolution().col_value), bound, True)
+
+
+def _program(model: Model) -> highspy.HighsLp:
+    n, n_rows = len(model.cost), model.n_rows
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_, program.offset_ = n, n_rows, model.offset
+    program.col_cost_ = np.array(model.cost)
+    program.col_lower_, program.col_upper_ = np.zeros(n), np.ones(n)
+    program.row_lower_, program.row_upper_ = np.full(n_rows, -math.inf), np.array(model.upper)
+    matrix = program.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kRowwise
+    counts = np.bincount(np.array(model.row_of, dtype=np.int64), minlength=n_rows)
+    matrix.start_ = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    matrix.index_ = np.array(model.column_of, dtype=np.int32)
+    matrix.value_ = np.array(model.coefficient)
+    return program
