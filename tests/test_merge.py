@@ -173,7 +173,7 @@ def test_a_plan_that_fits_fits_when_small_blocks_are_counted(seeds: range) -> No
             if written is None:
                 continue
             asked = asked.with_budget(written.plan.peak_bytes)
-            f = build(asked, merged.counted(), Refined(every_stage(merged.core)), closures=False)
+            f = build(asked, merged.counted(), Refined(every_stage(merged.core)))
             said = encode(f, written.draft)
             assert f.model.solve(gap=0.0, fixed={x: v for x, (_, v) in said.items()}).values is not None
             counted += merged.counted() is not merged

@@ -18,13 +18,12 @@ from rematc.simulate import simulate, validate
 from rematc.solve import nearby as near_by
 from rematc.solve import solve, solver
 from rematc.solve.along import along
-from rematc.solve.closure import add_closures
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, expand, keep_all
 from rematc.solve.formulate import formulate
 from rematc.solve.lowest import lowest
-from rematc.solve.merge import merge, unmerged
+from rematc.solve.merge import unmerged
 from rematc.solve.model import Model, Result
 from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
@@ -211,34 +210,6 @@ def test_fewer_spans_and_any_order_are_relaxations(problem: Problem) -> None:
         result = f.model.solve(gap=0.0)
         bounds.append(f.floor_ns(result.bound) if result.values is not None else float("inf"))
     assert bounds == sorted(bounds)
-
-
-@settings(max_examples=40)
-@given(problems(ops=9))
-def test_closures_cut_off_no_plan(problem: Problem) -> None:
-    core = reduce(problem)
-    for budget in budgets(problem):
-        f, g = (formulate(core, budget, every_stage(core)) for _ in range(2))
-        add_closures(g)
-        without, with_closures = f.model.solve(gap=0.0), g.model.solve(gap=0.0)
-        assert (without.values is None) == (with_closures.values is None)
-        if without.values is not None:
-            assert f.floor_ns(without.bound) == g.floor_ns(with_closures.bound)
-
-
-def test_closures_make_the_bound_tight() -> None:
-    """Without them a fraction of each block is had for a fraction of its price, span by span."""
-    problem = corpus.load("vgg16")
-    core = merge(reduce(problem)).core
-    spans = tightest(core).alone(range(0, len(core.stages), 6))
-    bounds = []
-    for closed in (False, True):
-        f = formulate(core, save_all_peak(problem) * 3 // 4, spans)
-        if closed:
-            add_closures(f)
-        f.model.integer = [False] * len(f.model.integer)
-        bounds.append(f.floor_ns(f.model.solve(gap=0.0).bound))
-    assert bounds[1] > 1.3 * bounds[0] > 0
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_the_improver_chooses_among_the_ways_from_what_is_there() -> None:
     tail = tail_of(asked, merged, labels=300)
     start = search(asked, merged, Refined(tightest(merged.core)), 0.0, Deadline.after(60)).best
     assert tail and tail.start > 2 and start
-    f = build(asked, merged, Refined(tightest(merged.core), tail=tail), closures=False)
+    f = build(asked, merged, Refined(tightest(merged.core), tail=tail))
     said = encode(f, start.draft)
     last = len(f.told)
     assert {x for (b, k), x in f.kept.items() if k == last} == {x for x, (u, _) in said.items() if u is None}

@@ -20,23 +20,17 @@ stock has to be made.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rematc.solve.deadline import Deadline
 from rematc.solve.formulate import Formulation
-from rematc.solve.model import Result, Term
-from rematc.solve.relaxation import Relaxation
+from rematc.solve.model import Term
 
 BROKEN = 0.05  # by less than that a cut is not worth its row
 HOP = 1e-3  # what a step of a path costs: of two that are as good, the shorter is taken
-ENOUGH = 1e-4  # of the bound: with less gained in a round, it is over
-PATIENCE = 2  # so many rounds that gain less
-SLACK = 0.3  # a cut that has more does not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +49,19 @@ class Cut:
     run: tuple[int, int] | None = None
 
 
-Cuts = dict[Cut, None]
 Row = tuple[list[Term], float]
 
 
 def add_cuts(f: Formulation, cuts: Iterable[Cut]) -> None:
     """Add the rows of ``cuts``, but of those whose stages begin no span of ``f``."""
-    for row in _rows(f, cuts):
+    for row in rows(f, cuts).values():
         f.model.row(*row)
 
 
-def _rows(f: Formulation, cuts: Iterable[Cut]) -> list[Row]:
+def rows(f: Formulation, cuts: Iterable[Cut]) -> dict[Cut, Row]:
+    """The rows, by cut."""
     span = _spans(f)
-    return [row for cut in cuts if (row := _row(f, cut, span)) is not None]
+    return {cut: row for cut in cuts if (row := _row(f, cut, span)) is not None}
 
 
 def _spans(f: Formulation) -> dict[int, int]:
@@ -88,44 +82,6 @@ def _row(f: Formulation, cut: Cut, span: dict[int, int]) -> Row | None:
     if cut.run is not None and cut.run[1] in span:
         asked = f.again.get((cut.run[0], span[cut.run[1]]))
     return None if asked is None else ([*terms, (asked, 1.0)], 0.0)
-
-
-def tighten(f: Formulation, cuts: Cuts, deadline: Deadline) -> Result:
-    """Solve the linear relaxation of ``f``, adding what it breaks to ``f`` and to ``cuts``, again and again.
-
-    ``cuts`` are those known before. In the end those that matter are left, there and in ``f``. The solution
-    of the relaxation is returned; it is not ``finished`` if there is none by the ``deadline``.
-    """
-    n_rows, before, slow = f.model.n_rows, -math.inf, 0
-    add_cuts(f, cuts)
-    relaxation, best = Relaxation(f.model), Result(None, -math.inf, False)
-    while True:
-        found = relaxation.solve(deadline.left())
-        if found.values is None:
-            best = found if found.finished else best
-            break
-        best = found
-        more = {cut: None for cut in broken(f, best.values) if cut not in cuts}
-        slow = slow + 1 if best.bound - before < ENOUGH * abs(best.bound) else 0
-        if not more or slow == PATIENCE or deadline.left() <= 0:
-            break
-        before = best.bound
-        cuts.update(more)
-        relaxation.add(_rows(f, more))
-    if best.values is not None:
-        _leave_tight(cuts, f, best.values)
-        f.model.truncate(n_rows)
-        add_cuts(f, cuts)
-    return best
-
-
-def _leave_tight(cuts: Cuts, f: Formulation, values: Any) -> None:
-    """Those that ``values`` are far from breaking are taken out."""
-    span = _spans(f)
-    for cut in list(cuts):
-        row = _row(f, cut, span)
-        if row is None or row[1] - sum(c * values[x] for x, c in row[0]) > SLACK:
-            del cuts[cut]
 
 
 def broken(f: Formulation, values: Any) -> list[Cut]:

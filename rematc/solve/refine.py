@@ -13,11 +13,11 @@ from rematc.problem import Problem
 from rematc.solve.expand import Written, excesses
 from rematc.solve.formulate import Formulation, formulate
 from rematc.solve.merge import Merged
-from rematc.solve.paths import Cuts
 from rematc.solve.reduce import Core
 from rematc.solve.rows import add_burst, add_forward
 from rematc.solve.spans import Spans, every_stage
 from rematc.solve.tail import Tail
+from rematc.solve.tighten import Cuts
 
 AT_ONCE, APART = 4, 4  # how many stages are told apart in a round, and how far from each other
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,9 +18,9 @@ from rematc.solve.improve import Improver, mended
 from rematc.solve.merge import Merged
 from rematc.solve.model import Result
 from rematc.solve.nearby import is_large, nearby
-from rematc.solve.paths import tighten
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 from rematc.solve.tail import Tail, find_tail
+from rematc.solve.tighten import tighten
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,15 @@ class Found:
     finished: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A MILP, the solution of its linear relaxation, and one near that if it was looked for."""
+
+    f: Formulation
+    relaxed: Result
+    near: Result | None
+
+
 def search(problem: Problem, merged: Merged, refined: Refined, gap: float, deadline: Deadline) -> Found:
     """The cheapest plan for ``merged`` within ``gap``, from what is ``refined`` on, until ``deadline``."""
     return Search(problem, merged, refined, gap).run(deadline)
@@ -81,7 +91,8 @@ class Search:
         self.final = ALMOST * gap
         self.asked = self.final if refined.is_complete else max(self.final, FIRST_GAP)
         self.is_far = False
-        self.program: tuple[Formulation, Result] | None = None  # as long as nothing is refined
+        self.is_hard = False  # the MILP of some round was cut short
+        self.program: Program | None = None  # as long as nothing is refined
 
     def run(self, deadline: Deadline) -> Found:
         """Go on until ``deadline``, or a round that took all the time that it had was not enough.
@@ -100,11 +111,13 @@ class Search:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
-        f, relaxed = self.program = self.program or self._tight(limit)
+        program = self.program = self.program or self._program(limit)
+        f = program.f
         is_trial = is_trial and not is_large(f)
-        self.bound = self._bound(f, relaxed)
-        result = self._solved(f, relaxed, n, limit)
+        self.bound = self._bound(f, program.relaxed)
+        result = self._solved(program, n, limit)
         self.bound = self._bound(f, result)
+        self.is_hard = self.is_hard or not result.finished
         if result.values is None and is_trial and not result.finished:
             self.is_far = False  # it was too short for that
             return True
@@ -132,10 +145,12 @@ class Search:
         self.is_over = not self._refined(written, fits)
         return True
 
-    def _tight(self, limit: Deadline) -> tuple[Formulation, Result]:
-        """The MILP of what is refined by now, with its cuts, and the solution of its relaxation."""
+    def _program(self, limit: Deadline) -> Program:
+        """Of what is refined by now, with its cuts."""
         f = build(self.problem, self.merged, self.refined)
-        return f, tighten(f, self.refined.cuts, limit)
+        relaxed = tighten(f, self.refined.cuts, limit)
+        is_near_tried = is_large(f) or not self.is_again
+        return Program(f, relaxed, nearby(f, relaxed, self.final, limit, NODES) if is_near_tried else None)
 
     def _known(self, f: Formulation) -> dict[int, float]:
         """The cheapest plan so far, as values of the variables: for the MILP to do better."""
@@ -153,11 +168,10 @@ class Search:
             return 1.0
         return TRY if is_trial else SHARE
 
-    def _solved(self, f: Formulation, relaxed: Result, n: int, limit: Deadline) -> Result:
+    def _solved(self, program: Program, n: int, limit: Deadline) -> Result:
         """The MILP's solution, or one near that of the linear relaxation if that will do."""
-        hint = self._known(f)
-        if is_large(f) or not self.is_again:
-            near = nearby(f, relaxed, self.final, limit, NODES)
+        f, near, hint = program.f, program.near, self._known(program.f)
+        if near:
             if near.finished and (near.values is None or self._is_enough(f, near)):
                 return near
             hint = dict(enumerate(near.values or ())) if is_large(f) else hint
@@ -169,18 +183,20 @@ class Search:
         """What ``solve`` finds, in a thread; the improver goes on meanwhile, not just until that is done.
 
         So who is first decides nothing. Where the bound shows that what was known before is cheap enough, the
-        improver is stopped, and what it found by then is let go of.
+        improver is stopped, and what it found by then is let go of. In the last round it goes on until the
+        MILP is solved.
         """
-        before, until = self.best, Deadline(self.deadline.at)
+        before, until, is_last = self.best, Deadline(self.deadline.at), self.asked <= self.final
 
         def stop(whole: Future[Result]) -> None:
-            if not whole.exception() and self._is_cheap(before, self._bound(f, whole.result())):
+            if is_last or (not whole.exception() and self._is_cheap(before, self._bound(f, whole.result()))):
                 until.at = 0.0
 
         with ThreadPoolExecutor(1) as thread:
             whole = thread.submit(solve)
             whole.add_done_callback(stop)
-            self._improve(n, until)
+            if is_last or self.is_hard:
+                self._improve(math.inf if is_last else STEPS << n, until)
             result = whole.result()
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best
         return result
@@ -205,13 +221,13 @@ class Search:
     def _is_cheap(self, found: Written | None, bound: int) -> bool:
         return found is not None and found.plan.cost_ns <= (1 + self.gap) * bound
 
-    def _improve(self, n: int, until: Deadline) -> None:
-        """Some steps of the improver, in all rounds but the first."""
-        if self.improver is None or n < SIMPLE_ROUNDS or self._reached():
+    def _improve(self, steps: float, until: Deadline) -> None:
+        """Some steps of the improver."""
+        if self.improver is None or self._reached():
             return
         self.improver.begin(self.best, self.bound)
         self.bound = max(self.bound, self.improver.bound_ns)
-        self.improver.run((1 + self.gap) * self.bound, self.gap / 2, until, STEPS << n)
+        self.improver.run((1 + self.gap) * self.bound, self.gap / 2, until, steps)
         self._offer(self.improver.best)
 
     def _told_exactly(self) -> bool:
@@ -227,7 +243,7 @@ class Search:
     def _tail(self) -> Tail | None:
         """The tail, if with it the linear relaxation says more than without."""
         assert self.program
-        found, relaxed_ns = None, self.program[0].floor_ns(self.program[1].bound)
+        found, relaxed_ns = None, self.program.f.floor_ns(self.program.relaxed.bound)
         for most, gain in LABELS:
             tail = find_tail(self.merged, self.budget_bytes, most, self.deadline)
             if tail is None:

@@ -62,11 +62,11 @@ def every_stage(core: Core) -> Spans:
 
 def tightest(core: Core) -> Spans:
     """To begin with: the stage whose op alone needs most, that which needs most if all is kept, and what
-    is between the passes.
+    is between the passes, each alone.
     """
     peaks = {load.index(max(load)) for load in loads(core)}
-    begins = {t + 1 for t, stage in enumerate(core.stages) if stage.is_between}
-    return Spans(tuple(sorted(peaks | begins | {0})), len(core.stages))
+    between = {t for t, stage in enumerate(core.stages) if stage.is_between}
+    return Spans((0,), len(core.stages)).alone(peaks | between)
 
 
 def loads(core: Core) -> tuple[list[int], list[int]]:
