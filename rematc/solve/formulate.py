@@ -47,6 +47,7 @@ class Formulation:
     again: dict[tuple[int, int], int] = field(default_factory=dict)
     early: dict[int, int] = field(default_factory=dict)
     through: dict[tuple[int, int], int] = field(default_factory=dict)
+    staying: dict[tuple[int, int], int] = field(default_factory=dict)
     ways: list[tuple[int, Way]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -97,6 +98,16 @@ class Formulation:
             self.through[b, k] = y = self.model.variable(integer=False)
             self.model.row([(x, 1.0), (self.again[u, k], -1.0), (y, -1.0)], 0.0)
         return self.through[b, k]
+
+    def stays(self, b: int, k: int) -> int | None:
+        """A variable that is 1 if b is there when span k begins, and is not made in it (None: never)."""
+        x, again = self.kept.get((b, k)), self.again.get((self.core.maker[b], k))
+        if x is None or again is None:
+            return x
+        if (b, k) not in self.staying:
+            self.staying[b, k] = y = self.model.variable(integer=False)
+            self.model.row([(x, 1.0), (again, -1.0), (y, -1.0)], 0.0)
+        return self.staying[b, k]
 
     def can_break(self, most_bytes: int) -> bool:
         """Does a row matter whose terms take ``most_bytes`` together?"""

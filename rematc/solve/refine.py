@@ -14,12 +14,13 @@ from rematc.solve.expand import Written, excesses
 from rematc.solve.formulate import Formulation, formulate
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
-from rematc.solve.rows import add_burst, add_forward
+from rematc.solve.rows import add_burst, add_forward, add_stage
 from rematc.solve.spans import Spans, every_stage
 from rematc.solve.tail import Tail
 from rematc.solve.tighten import Cuts
 
 AT_ONCE, APART = 4, 4  # how many stages are told apart in a round, and how far from each other
+ROWS = 16  # stages that get a row, before that
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Refined:
     """
 
     spans: Spans
+    stages: set[int] = field(default_factory=set)
     any_order: set[tuple[int, int]] = field(default_factory=set)
     in_order: set[tuple[int, int]] = field(default_factory=set)
     forward: set[int] = field(default_factory=set)
@@ -46,20 +48,20 @@ class Refined:
     def within(self, budget_bytes: int) -> Refined:
         """A copy to refine further, for plans that keep to ``budget_bytes`` with the small blocks counted."""
         tail = self.tail and self.tail.within(budget_bytes)
-        any_order, in_order, forward = {*self.any_order}, {*self.in_order}, {*self.forward}
-        return Refined(self.spans, any_order, in_order, forward, self.is_complete, tail, {**self.cuts})
+        sets = [{*each} for each in (self.stages, self.any_order, self.in_order, self.forward)]
+        return Refined(self.spans, *sets, self.is_complete, tail, {**self.cuts})
 
     @property
     def size(self) -> int:
         """Grows with every refinement."""
-        return len(self.spans) + len(self.any_order) + len(self.in_order) + len(self.forward)
+        return len(self.spans) + len(self.stages) + len(self.any_order) + len(self.in_order) + len(self.forward)
 
 
 def complete(core: Core) -> Refined:
     """Everything told apart at once. For small graphs."""
     pairs = {(u, t) for t in range(len(core.stages)) for u in range(len(core.units)) if core.born[u] < t}
     forward = {u for u, born in enumerate(core.born) if born < 0}
-    return Refined(every_stage(core), set(), pairs, forward, is_complete=True)
+    return Refined(every_stage(core), set(), set(), pairs, forward, is_complete=True)
 
 
 def build(problem: Problem, merged: Merged, refined: Refined, *, least_peak: bool = False) -> Formulation:
@@ -69,6 +71,8 @@ def build(problem: Problem, merged: Merged, refined: Refined, *, least_peak: boo
     end = tail.start if tail else len(merged.core.stages)
     spans = refined.spans.ended(end) if tail else refined.spans
     f = formulate(merged.core, problem.budget_bytes, spans, least_peak=least_peak, tail=tail)
+    for t in sorted(t for t in refined.stages if t < end and not _is_single(refined, t)):
+        add_stage(f, t)
     for u, t in sorted((u, t) for u, t in refined.any_order - refined.in_order if t < end):
         add_burst(f, merged, u, t, ordered=False)
     for u, t in sorted((u, t) for u, t in refined.in_order if t < end):
@@ -114,7 +118,9 @@ def refine(
         if t in worst and op in unit and not is_first_run and _is_single(refined, t):
             pair = (unit[op], t)
             (refined.in_order if strict or pair in known else refined.any_order).add(pair)
-    refined.spans = refined.spans.alone(worst)
+    rows = {} if strict else {t: e for t, e in over.items() if t not in refined.stages and not _is_single(refined, t)}
+    refined.stages.update(_worst(rows, ROWS))
+    refined.spans = refined.spans.alone(t for t in worst if t not in rows)
     return refined.size > size
 
 

@@ -32,6 +32,27 @@ def add_burst(f: Formulation, merged: Merged, u: int, t: int, *, ordered: bool) 
         f.memory_row(before + fixed, [*terms, (f.again[u, k], merged.lead_bytes(u))])
 
 
+def add_stage(f: Formulation, t: int) -> None:
+    """The memory row of the op of stage t, which is not alone in its span k.
+
+    op_bytes[t] + what it reads + sum of size[b] * L[b] over other b <= budget. Of those that an op of the span
+    reads later, L[b] >= S[b, k] - R[u, k]: what is there when the span begins, and is not made in it, stays
+    until it is read. Of the others L[b] is `Formulation.past`.
+    """
+    core, size, k = f.core, f.core.block_bytes, f.spans.of(t)
+    reads = core.stages[t].reads
+    later = {b for s in range(t + 1, f.spans[k][-1] + 1) for b in core.stages[s].reads}
+    terms = list[Sized]()
+    for b in range(len(size)):
+        if b in reads or b in core.held:
+            continue
+        stays = f.stays(b, k) if b in later else None
+        x = f.past(b, t) if stays is None else stays
+        if x is not None:
+            terms.append((x, size[b]))
+    f.memory_row(core.stages[t].op_bytes + sum(size[b] for b in reads), terms)
+
+
 def _in_order(f: Formulation, u: int, t: int, inputs: frozenset[int]) -> tuple[int, list[Sized]]:
     """For b made before u: L[b] = 1 if op t reads b, else L[b] >= S[b, k+1], R[w, k] for each reader w after
     u, and R[u, k] if b is among ``inputs``; for b made by u or after it: L[b] = S[b, k].
