@@ -15,10 +15,12 @@ from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode, encode
 from rematc.solve.expand import Written, excesses, expand
 from rematc.solve.formulate import Formulation
+from rematc.solve.paths import add_cuts
 from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.spans import tightest
 from rematc.solve.tail import Tail
+from rematc.solve.tighten import cut
 
 FREE, PARTS = 24, 40  # units that are free at the least: so many, and such a part of all
 PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backward pass
@@ -171,10 +173,14 @@ class _Neighbourhood:
 
     def _decided(self, free: frozenset[int], gap: float, time_limit_s: float) -> Written | None:
         """``best`` with ``free`` units decided anew, as far as the memory rows that are there say."""
-        f = self.f = self.f or build(self.problem, self.counted, self.refined)
+        f, cuts = self.f, self.refined.cuts
+        if f is None:
+            f = self.f = build(self.problem, self.counted, self.refined)
+            add_cuts(f, cuts)
         said = encode(f, self.best.draft)
         fixed = {x: v for x, (u, v) in said.items() if u is not None and u not in free}
         hint = {x: v for x, (_, v) in said.items() if x not in fixed}
+        cut(f, cuts, Deadline.after(time_limit_s), fixed)
         result = f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, fixed=fixed, hint=hint)
         return None if result.values is None else expand(self.problem, self.merged, decode(f, result.values))
 

@@ -30,6 +30,7 @@ from rematc.solve.formulate import Formulation
 from rematc.solve.model import Term
 
 BROKEN = 0.05  # by less than that a cut is not worth its row
+FEW = 32  # spans: all d are tried for each j; if there are more, those at 1, 2, 4, ... spans from it, and the end
 HOP = 1e-3  # what a step of a path costs: of two that are as good, the shorter is taken
 
 
@@ -84,16 +85,21 @@ def _row(f: Formulation, cut: Cut, span: dict[int, int]) -> Row | None:
     return None if asked is None else ([*terms, (asked, 1.0)], 0.0)
 
 
-def broken(f: Formulation, values: Any) -> list[Cut]:
-    """What ``values`` break, most first: of each unit and first span, the last span with which it is worst."""
-    return _Asked(f, values).cuts()
+def broken(f: Formulation, values: Any, *, by_reads: bool = False) -> list[Cut]:
+    """What ``values`` break, most first: of each unit and first span, the last span with which it is worst.
+
+    ``by_reads``: only what ops ask for.
+    """
+    return _Asked(f, values, by_reads).cuts()
 
 
 class _Asked:
-    """What is asked of each unit, as ``values`` have it: by first span, and by the span after the last."""
+    """What is asked of each unit, as ``values`` have it: by span j, in columns for several d."""
 
-    def __init__(self, f: Formulation, values: Any) -> None:
+    def __init__(self, f: Formulation, values: Any, by_reads: bool) -> None:
         self.f, core, n = f, f.core, len(f.spans)
+        self.by_reads = by_reads
+        self.starts = np.array((*f.spans.starts, f.spans.n_stages))
         self.there = np.zeros((len(core.block_bytes), n + 1))
         for (b, k), x in f.kept.items():
             self.there[b, k] = values[x]
@@ -101,7 +107,9 @@ class _Asked:
         for (u, k), x in f.again.items():
             self.runs[u, k] = values[x]
         self.before = np.pad(self.runs.cumsum(axis=1), ((0, 0), (1, 0)))  # runs before each span
-        self.is_later = np.arange(n + 1)[None, :] > np.arange(n)[:, None]
+        self.lengths = list(range(1, n)) if n <= FEW else [1 << i for i in range((n - 1).bit_length())]
+        ends = np.arange(n)[:, None] + np.array([*self.lengths, n])
+        self.ends = np.minimum(ends, n)
         self.next_read = self._next_reads()
         self.of = dict[int, Any]()
         for u in reversed(range(len(core.units))):
@@ -111,12 +119,11 @@ class _Asked:
     def cuts(self) -> list[Cut]:
         found = []
         for u, asked in self.of.items():
-            ran = self.before[u][None, :] - self.before[u][:-1, None]
-            lacking = np.where(self.is_later, asked - ran, 0.0)
+            lacking = asked - (self.before[u][self.ends] - self.before[u][:-1, None])
             for j in np.flatnonzero(lacking.max(axis=1) > BROKEN):
-                d = int(lacking[j].argmax())
-                found.append((-lacking[j, d], u, int(j), d))
-        return [self._cut(u, j, d) for _, u, j, d in sorted(found)]
+                column = int(lacking[j].argmax())
+                found.append((-lacking[j, column], u, int(j), column))
+        return [self._cut(u, j, column) for _, u, j, column in sorted(found)]
 
     def _next_reads(self) -> Any:
         """By block and span, the first span from there on in which an op reads it."""
@@ -128,30 +135,29 @@ class _Asked:
         return found[:, :n]
 
     def _of_block(self, b: int) -> Any:
-        """What is asked of block b by ops, and for later spans, beyond what is at hand of it."""
-        is_read = self.next_read[b][:, None] < np.arange(self.there.shape[1])[None, :]
-        return np.where(is_read, 1.0, self.there[b][None, :])
+        """What is asked of block b: all of it by ops, or what later spans find."""
+        is_read = self.next_read[b][:, None] < self.ends
+        return np.where(is_read, 1.0, 0.0 if self.by_reads else self.there[b][self.ends])
 
     def _of_runs(self, u: int) -> Any:
-        """The largest of the runs of unit u between the two spans."""
-        n = len(self.f.spans)
-        found = np.zeros((n, n + 1))
-        for j in range(n):
-            found[j, j + 1 :] = np.maximum.accumulate(self.runs[u, j:])
-        return found
+        """The largest of the runs of unit u from j to d - 1: for twice the length, of two that are known."""
+        most, length, columns = self.runs[u], 1, list[Any]()
+        for longer in self.lengths:
+            if shift := longer - length:
+                most, length = np.maximum(most, np.pad(most[shift:], (0, shift))), longer
+            columns.append(most)
+        to_the_end = np.maximum.accumulate(self.runs[u][::-1])[::-1]
+        return np.column_stack((*columns, to_the_end))
 
     def _asked(self, u: int) -> Any:
-        """None: nothing that its runs don't fulfil."""
-        core = self.f.core
-        if core.born[u] >= self.f.spans.starts[-1]:
-            return None
+        """None: nothing that matters."""
         asked: Any = None
         for _, _, what in self._reasons(u):
             asked = what if asked is None else np.maximum(asked, what)
         if asked is None:
             return None
-        is_old = core.born[u] < np.array(self.f.spans.starts)
-        asked = np.where(self.is_later & is_old[:, None], asked, 0.0)
+        is_old = self.f.core.born[u] < self.starts[:-1]
+        asked = np.where(is_old[:, None], asked, 0.0)
         return asked if asked.max() > BROKEN else None
 
     def _reasons(self, u: int) -> Iterator[tuple[int | None, int | None, Any]]:
@@ -164,20 +170,20 @@ class _Asked:
             for w in self.f.core.readers[b]:
                 if w in self.of:
                     yield b, w, self.of[w] - there - HOP
-        if self.runs[u].any():
+        if self.runs[u].any() and not self.by_reads:
             yield None, None, self._of_runs(u)
 
-    def _cut(self, u: int, j: int, d: int) -> Cut:
+    def _cut(self, u: int, j: int, column: int) -> Cut:
         """The cut along the path from unit u that asks most."""
-        starts = (*self.f.spans.starts, self.f.spans.n_stages)
-        blocks, at = list[int](), u
+        d, blocks, at = int(self.ends[j, column]), list[int](), u
+        first, end = int(self.starts[j]), int(self.starts[d])
         while True:
-            b, w, _ = max(self._reasons(at), key=lambda reason: float(reason[2][j, d]))
+            b, w, _ = max(self._reasons(at), key=lambda reason: float(reason[2][j, column]))
             if b is None:
                 k = j + int(self.runs[at, j:d].argmax())
-                return Cut(u, tuple(blocks), starts[j], starts[d], run=(at, starts[k]))
+                return Cut(u, tuple(blocks), first, end, run=(at, int(self.starts[k])))
             blocks.append(b)
             if w is None:
                 is_read = self.next_read[b, j] < d
-                return Cut(u, tuple(blocks), starts[j], starts[d], kept=None if is_read else b)
+                return Cut(u, tuple(blocks), first, end, kept=None if is_read else b)
             at = w

@@ -54,7 +54,9 @@ class Refined:
     @property
     def size(self) -> int:
         """Grows with every refinement."""
-        return len(self.spans) + len(self.stages) + len(self.any_order) + len(self.in_order) + len(self.forward)
+        return (
+            len(self.spans) + len(self.stages) + len(self.any_order) + len(self.in_order) + len(self.forward)
+        )
 
 
 def complete(core: Core) -> Refined:
@@ -118,7 +120,11 @@ def refine(
         if t in worst and op in unit and not is_first_run and _is_single(refined, t):
             pair = (unit[op], t)
             (refined.in_order if strict or pair in known else refined.any_order).add(pair)
-    rows = {} if strict else {t: e for t, e in over.items() if t not in refined.stages and not _is_single(refined, t)}
+    rows = (
+        {}
+        if strict
+        else {t: e for t, e in over.items() if t not in refined.stages and not _is_single(refined, t)}
+    )
     refined.stages.update(_worst(rows, ROWS))
     refined.spans = refined.spans.alone(t for t in worst if t not in rows)
     return refined.size > size

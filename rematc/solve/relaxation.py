@@ -7,7 +7,8 @@ it begins each anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import highspy
 import numpy as np
@@ -15,11 +16,12 @@ import numpy as np
 from rematc.solve.model import Model, Result, Term
 
 Status = highspy.HighsModelStatus
+EMPTY: Mapping[int, float] = MappingProxyType({})
 NO_SOLUTION = Status.kInfeasible, Status.kUnboundedOrInfeasible
 
 
 class Relaxation:
-    """All variables of ``model`` may be anything between 0 and 1; ``add`` rows, and ``solve`` again.
+    """The variables of ``model`` may be anything between 0 and 1, but for those that are ``fixed``.
 
     >>> m = Model()
     >>> x, y = m.variable(cost=2.0), m.variable(cost=3.0)
@@ -32,10 +34,10 @@ class Relaxation:
     3.0
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, fixed: Mapping[int, float] = EMPTY) -> None:
         self.highs = highspy.Highs()
         self.highs.silent()
-        self.highs.passModel(_program(model))
+        self.highs.passModel(_program(model, fixed))
 
     def add(self, rows: Sequence[tuple[Sequence[Term], float]]) -> None:
         """Add rows: the terms, and what their sum is at most."""
@@ -63,12 +65,15 @@ class Relaxation:
         return Result(list(self.highs.getSolution().col_value), bound, True)
 
 
-def _program(model: Model) -> highspy.HighsLp:
+def _program(model: Model, fixed: Mapping[int, float]) -> highspy.HighsLp:
     n, n_rows = len(model.cost), model.n_rows
     program = highspy.HighsLp()
     program.num_col_, program.num_row_, program.offset_ = n, n_rows, model.offset
     program.col_cost_ = np.array(model.cost)
-    program.col_lower_, program.col_upper_ = np.zeros(n), np.ones(n)
+    lower, upper = np.zeros(n), np.ones(n)
+    where = list(fixed)
+    lower[where] = upper[where] = list(fixed.values())
+    program.col_lower_, program.col_upper_ = lower, upper
     program.row_lower_, program.row_upper_ = np.full(n_rows, -math.inf), np.array(model.upper)
     matrix = program.a_matrix_
     matrix.format_ = highspy.MatrixFormat.kRowwise

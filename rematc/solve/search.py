@@ -37,6 +37,7 @@ MENDING = 0.1  # of the time left, to mend what a round found
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
 LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
+EASY_ROUNDS = 2  # before the improver is begun
 HOPELESS = 1.25  # times the bound, where the MILP was cut short
 STEPS = 2  # of the improver, and twice as many from round to round
 
@@ -195,7 +196,7 @@ class Search:
         with ThreadPoolExecutor(1) as thread:
             whole = thread.submit(solve)
             whole.add_done_callback(stop)
-            if is_last or self.is_hard:
+            if n >= EASY_ROUNDS or is_last or self.is_hard:
                 self._improve(math.inf if is_last else STEPS << n, until)
             result = whole.result()
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best

@@ -1,19 +1,22 @@
-"""Solve the linear relaxation, add the cuts that its solution breaks, again."""
+"""Solve the linear relaxation, add the cuts that its solution breaks, again.
+
+First those by what ops ask for, which are most of it. Those by what is kept, or runs, make large programs slow.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rematc.solve.alike import Alike
 from rematc.solve.deadline import Deadline
 from rematc.solve.formulate import Formulation
 from rematc.solve.model import Result
+from rematc.solve.nearby import is_large
 from rematc.solve.paths import Cut, add_cuts, broken, rows
 from rematc.solve.relaxation import Relaxation
 
-ENOUGH = 1e-4  # of the bound: a round that gains less gains nothing
-PATIENCE = 2  # so many of those, and it is over
+ENOUGH = 2e-4  # of the bound: a round that gains less is the last
 SLACK = 0.3  # a cut that has more does not matter
 
 Cuts = dict[Cut, None]
@@ -25,26 +28,38 @@ def tighten(f: Formulation, cuts: Cuts, deadline: Deadline) -> Result:
     ``cuts`` are those known before, and in the end those that matter. The result is not ``finished`` if there
     is no solution by the ``deadline``.
     """
-    n_rows, before, vain = f.model.n_rows, -math.inf, 0
+    n_rows = f.model.n_rows
     add_cuts(f, cuts)
-    relaxation, alike, best = Relaxation(f.model), Alike(f.core), Result(None, -math.inf, False)
-    while True:
-        found = relaxation.solve(deadline.left())
-        if found.values is None:
-            best = found if found.finished else best
-            break
-        best = found
-        more = {cut: None for cut in alike.of(broken(f, found.values)) if cut not in cuts}
-        vain = vain + 1 if best.bound - before < ENOUGH * abs(best.bound) else 0
-        if not more or vain == PATIENCE or deadline.left() <= 0:
-            break
-        before = best.bound
-        cuts.update(more)
-        relaxation.add(list(rows(f, more).values()))
+    best = cut(f, cuts, deadline, {})
     if best.values is not None:
         _leave_tight(cuts, f, best.values)
         f.model.truncate(n_rows)
         add_cuts(f, cuts)
+    return best
+
+
+def cut(f: Formulation, cuts: Cuts, deadline: Deadline, fixed: Mapping[int, float]) -> Result:
+    """The same for a formulation that has ``cuts``, where the ``fixed`` variables don't move.
+
+    What is found is added to both, and nothing is taken out.
+    """
+    relaxation, alike = Relaxation(f.model, fixed), Alike(f.core)
+    best = relaxation.solve(deadline.left())
+    for by_reads in (True,) if is_large(f) else (True, False):
+        gain = math.inf
+        while best.values is not None and gain > ENOUGH * abs(best.bound) and deadline.left() > 0:
+            found = broken(f, best.values, by_reads=by_reads)
+            new = rows(f, [cut for cut in alike.of(found) if cut not in cuts])
+            if not new:
+                break
+            cuts.update(dict.fromkeys(new))
+            for row in new.values():
+                f.model.row(*row)
+            relaxation.add(list(new.values()))
+            result = relaxation.solve(deadline.left())
+            if result.values is None:
+                return result if result.finished else best
+            gain, best = result.bound - best.bound, result
     return best
 
 
