@@ -20,7 +20,7 @@ from rematc.solve.tail import Tail
 from rematc.solve.tighten import Cuts
 
 AT_ONCE, APART = 4, 4  # how many stages are told apart in a round, and how far from each other
-ROWS = 16  # stages that get a row, before that
+ROWS = 16  # other stages that get a row
 
 
 @dataclass
@@ -120,13 +120,10 @@ def refine(
         if t in worst and op in unit and not is_first_run and _is_single(refined, t):
             pair = (unit[op], t)
             (refined.in_order if strict or pair in known else refined.any_order).add(pair)
-    rows = (
-        {}
-        if strict
-        else {t: e for t, e in over.items() if t not in refined.stages and not _is_single(refined, t)}
-    )
-    refined.stages.update(_worst(rows, ROWS))
-    refined.spans = refined.spans.alone(t for t in worst if t not in rows)
+    refined.spans = refined.spans.alone(worst)
+    if not strict:
+        others = {t: e for t, e in over.items() if not _is_single(refined, t)}
+        refined.stages.update(_worst(others, ROWS))
     return refined.size > size
 
 
