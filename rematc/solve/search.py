@@ -37,7 +37,7 @@ MENDING = 0.1  # of the time left, to mend what a round found
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
 LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
-EASY_ROUNDS = 2  # before the improver is begun
+EASY_ROUNDS = 3  # before the improver is begun
 HOPELESS = 1.25  # times the bound, where the MILP was cut short
 STEPS = 2  # of the improver, and twice as many from round to round
 
