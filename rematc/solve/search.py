@@ -39,7 +39,7 @@ LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the re
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
 EASY_ROUNDS = 3  # before the improver is begun
 HOPELESS = 1.25  # times the bound, where the MILP was cut short
-STEPS = 2  # of the improver, and twice as many from round to round
+STEPS = 4  # of the improver in a round, if it is not the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ class Search:
         self.rounds = 0
         self.is_over = self.is_again = False
         self.best: Written | None = None
+        self.before: Written | None = None  # the best when the round began
         self.bound = 0
         self.finished = False
         self.final = ALMOST * gap
@@ -112,6 +113,7 @@ class Search:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
+        self.before = self.best
         program = self.program = self.program or self._program(limit)
         f = program.f
         is_trial = is_trial and not is_large(f)
@@ -131,6 +133,8 @@ class Search:
         fits = written.plan.peak_bytes <= self.budget_bytes
         is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * self.bound
         if fits:
+            if self._is_cheap(written, self.bound):  # whatever the improver has found by now
+                self.best = self.before
             self._offer(written)
         elif not (is_simple or is_hopeless):
             self._offer(_near(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
@@ -187,7 +191,7 @@ class Search:
         improver is stopped, and what it found by then is let go of. In the last round it goes on until the
         MILP is solved.
         """
-        before, until, is_last = self.best, Deadline(self.deadline.at), self.asked <= self.final
+        before, until, is_last = self.before, Deadline(self.deadline.at), self.asked <= self.final
 
         def stop(whole: Future[Result]) -> None:
             if is_last or (not whole.exception() and self._is_cheap(before, self._bound(f, whole.result()))):
@@ -197,7 +201,7 @@ class Search:
             whole = thread.submit(solve)
             whole.add_done_callback(stop)
             if n >= EASY_ROUNDS or is_last or self.is_hard:
-                self._improve(math.inf if is_last else STEPS << n, until)
+                self._improve(math.inf if is_last else STEPS, until)
             result = whole.result()
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best
         return result
