@@ -8,9 +8,9 @@ import pytest
 
 from rematc.options import SolveOptions
 from rematc.problem import Problem
+from rematc.solve import fitting, solve
 from rematc.solve import merge as merging
 from rematc.solve import search as searching
-from rematc.solve import solve
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.drop import drop
@@ -116,7 +116,7 @@ def with_statistics(layers: int) -> Problem:
 def test_the_search_mends_what_breaks_the_budget_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a margin does not help."""
     monkeypatch.setattr(merging, "FEW", 0)
-    monkeypatch.setattr(searching, "_with_margin", lambda *given: None)
+    monkeypatch.setattr(fitting, "_with_margin", lambda *given: None)
     problem = with_statistics(28)
     asked = problem.with_budget(save_all_peak(problem) // 200_000 * 100_000 + 2)
     merged = merge(reduce(asked), 28 * 100_000)

@@ -34,6 +34,11 @@ def programs(problem: Problem) -> list[Formulation]:
     return [build(each, merged, Refined(every_stage(merged.core))) for each in asked]
 
 
+def found_near(f: Formulation) -> Result:
+    """The solution near that of the relaxation."""
+    return nearby(f, f.model.relaxed().solve(gap=0.0), 0.0, Deadline.after(60), 1000)
+
+
 @pytest.fixture
 def _large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_by, "LARGE", 0)
@@ -43,7 +48,7 @@ def _large(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(problems(ops=10))
 def test_the_bound_is_below_and_the_solution_above_the_optimum(problem: Problem) -> None:
     for f in programs(problem):
-        near, whole = nearby(f, 0.0, Deadline.after(60), 1000), f.model.solve(gap=0.0)
+        near, whole = found_near(f), f.model.solve(gap=0.0)
         assert near.bound <= whole.bound + TOLERANCE
         if near.values is not None:
             assert f.model.objective(near.values) >= whole.bound - TOLERANCE
@@ -58,7 +63,7 @@ def test_what_the_relaxation_says_of_a_unit_in_whole_numbers_stays(monkeypatch: 
     split = found = 0
     for problem in map(random_problem, range(200)):
         for f in programs(problem):
-            relaxed, near = f.model.relaxed().solve(gap=0.0), nearby(f, 0.0, Deadline.after(60), 1000)
+            relaxed, near = f.model.relaxed().solve(gap=0.0), found_near(f)
             if relaxed.values is None or near.values is None:
                 continue
             apart = {u for x, u in f.unit_of.items() if TOLERANCE < relaxed.values[x] < 1 - TOLERANCE}
@@ -84,14 +89,14 @@ def test_units_around_are_decided_about_too_where_that_is_not_near_enough(
 
 def cost_near(f: Formulation) -> float:
     """What the solution near the relaxation costs; infinite if there is none."""
-    values = nearby(f, 0.0, Deadline.after(60), 1000).values
+    values = found_near(f).values
     return math.inf if values is None else f.model.objective(values)
 
 
 def test_what_is_not_large_is_tried_where_the_relaxation_is_whole_but_for_a_few_units() -> None:
     tried = left = 0
     for f in (f for problem in map(random_problem, range(100)) for f in programs(problem)):
-        relaxed, near = f.model.relaxed().solve(gap=0.0), nearby(f, 0.0, Deadline.after(60), 1000)
+        relaxed, near = f.model.relaxed().solve(gap=0.0), found_near(f)
         if relaxed.values is None:
             continue
         apart = {u for x, u in f.unit_of.items() if TOLERANCE < relaxed.values[x] < 1 - TOLERANCE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,15 @@ from hypothesis import strategies as st
 
 from benchmarks import corpus
 from rematc.problem import Problem
+from rematc.solve.alike import Alike
 from rematc.solve.deadline import Deadline
 from rematc.solve.formulate import Formulation, formulate
 from rematc.solve.merge import merge, unmerged
-from rematc.solve.model import TOLERANCE
+from rematc.solve.model import TOLERANCE, Model, Result
 from rematc.solve.paths import Cut, add_cuts, broken
 from rematc.solve.reduce import Core, reduce
 from rematc.solve.refine import Refined, build
+from rematc.solve.relaxation import Relaxation
 from rematc.solve.spans import Spans, every_stage, tightest
 from rematc.solve.tail import find_tail
 from rematc.solve.tighten import Cuts, tighten
@@ -126,3 +129,58 @@ def test_without_time_there_is_no_solution_and_no_harm() -> None:
     best = optimum(f)
     tighten(f, {}, Deadline.after(-1))
     assert optimum(f) == pytest.approx(best, abs=TOLERANCE)
+
+
+def test_a_row_for_a_stage_leaves_every_plan_in() -> None:
+    """It tells more than its span does, and no more than if all stages were told apart."""
+    raised = 0
+    for problem in map(random_problem, range(80)):
+        merged = unmerged(reduce(problem))
+        n = len(merged.core.stages)
+        for budget in budgets(problem):
+            asked = problem.with_budget(budget)
+            spans = spans_of(merged.core, {n // 2})
+            without = optimum(build(asked, merged, Refined(spans)))
+            rows = optimum(build(asked, merged, Refined(spans, stages=set(range(n)))))
+            apart = optimum(build(asked, merged, Refined(every_stage(merged.core))))
+            assert without - 1e-5 <= rows <= apart + 1e-5
+            raised += rows > without + 1e-5
+    assert raised > 10
+
+
+def test_what_is_found_of_one_layer_is_said_of_all() -> None:
+    core = merge(reduce(corpus.load("llama_8"))).core
+    alike = Alike(core)
+    spans = tightest(core).alone(range(0, len(core.stages), 40))
+    f = formulate(core, 10**12, spans)
+    cuts = broken(f, [0.0] * len(f.model.cost))
+    more = list(alike.of(cuts))
+    assert all(alike.is_true(cut) for cut in more)
+    (_, most) = Counter((cut.first, cut.end, alike.kinds[cut.unit]) for cut in more).most_common(1)[0]
+    assert most >= 8
+
+
+def test_a_path_that_is_none_is_no_cut() -> None:
+    core = reduce(chain(6))
+    alike, end = Alike(core), len(core.stages)
+    true = Cut(0, (0, 1), 0, end)
+    assert alike.is_true(true)
+    for false in (
+        replace(true, blocks=(1,)),  # not the unit's own
+        replace(true, blocks=(0, 2)),  # not read by the one that makes it
+        replace(true, blocks=(0, 99)),
+        replace(true, end=1),  # nobody reads the last so early
+        replace(true, run=(0, 0)),
+    ):
+        assert not alike.is_true(false)
+
+
+def test_fixed_variables_do_not_move_and_a_broken_program_has_no_solution() -> None:
+    m = Model()
+    x, y = m.variable(cost=2.0), m.variable(cost=3.0)
+    m.row([(x, -1.0), (y, -1.0)], -1.0)
+    relaxed = Relaxation(m, {x: 0.25})
+    assert relaxed.solve(60).values == pytest.approx([0.25, 0.75])
+    relaxed.add([([(y, 1.0)], 0.5), ([(x, 1.0)], 1.0)])
+    assert relaxed.solve(60) == Result(None, math.inf, True)
+    assert Relaxation(Model(offset=4.0)).solve(60) == Result([], 4.0, True)

@@ -2,8 +2,8 @@
 
 Where a model repeats itself, a solution of the relaxation that breaks a cut in some layers moves on to others
 once the cut is there, layer by layer. So each cut is added for all layers at once. Layers need not be known
-for that: a unit of the same cost and sizes, and blocks as far away from it, make a cut of their own if they are
-a path.
+for that: a unit of the same cost and sizes, and blocks as far away from it, make a cut of their own if they
+are a path.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Alike:
                 yield other
 
     def is_true(self, cut: Cut) -> bool:
-        """Are its blocks a path from its unit, all made before it begins, and what is asked for at its end?"""
+        """Are its blocks a path from its unit, made before it begins, and is the last one asked for?"""
         core, u = self.core, cut.unit
         for b, after in zip(cut.blocks, (*cut.blocks[1:], None), strict=True):
             if b not in core.units[u].makes or b in core.held or core.born[u] >= cut.first:

@@ -13,9 +13,10 @@ from rematc.solve.drop import drop
 from rematc.solve.evict import evict
 from rematc.solve.expand import Written, expand
 from rematc.solve.merge import Merged, unmerged
+from rematc.solve.model import NODES
 from rematc.solve.narrow import Narrowing
 from rematc.solve.refine import Refined, build, refine
-from rematc.solve.search import NODES, ROUNDS
+from rematc.solve.search import ROUNDS
 from rematc.solve.spans import tightest
 
 GAP = 0.01

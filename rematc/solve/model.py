@@ -14,6 +14,7 @@ from ortools.math_opt.python import mathopt
 
 Term = tuple[int, float]  # a variable and its coefficient
 TOLERANCE = 1e-6
+NODES = 400  # of the search tree of one program: a limit that is the same on every machine
 Reason = mathopt.TerminationReason
 
 

@@ -29,7 +29,7 @@ def is_large(f: Formulation) -> bool:
 
 
 def nearby(f: Formulation, relaxed: Result, gap: float, deadline: Deadline, node_limit: int) -> Result:
-    """A solution near ``relaxed``, that of the relaxation, whose bound it has; if none is near, it has no values.
+    """A solution near that of the relaxation, ``relaxed``, with its bound; without values if none is near.
 
     More units around those are decided about until it is within ``gap`` of the relaxation. ``finished`` is
     False where none was found, unless the relaxation itself has no solution. For a program that is not

@@ -11,11 +11,11 @@ blocks is at hand when span j begins, or u runs again by the end of span d - 1:
     S[bn, d]    if bn is kept for later ones
     R[w, k]     if unit w, which reads bn, runs again in span k of those
 
-Of these there are too many to write down, so those are added that a solution of the relaxation breaks. The
-path that it breaks most is found from the last unit to the first, for all j and d at once: what is asked of
-a unit is what is asked of those that read its block, less what is at hand of it. The idea is that of the
-(l, S) inequalities of lot sizing (Barany, Van Roy, Wolsey 1984), along paths: what is needed and is not in
-stock has to be made.
+There are too many of these to write down, so those are added that a solution of the relaxation breaks
+(`tighten`). The path that it breaks most is found from the last unit to the first, for all j and d at once:
+what is asked of a unit is what is asked of those that read its block, less what is at hand of it. The idea
+is that of the (l, S) inequalities of lot sizing (Barany, Van Roy, Wolsey 1984), along paths: what is needed
+and is not in stock has to be made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rematc.solve.formulate import Formulation
 from rematc.solve.model import Term
 
 BROKEN = 0.05  # by less than that a cut is not worth its row
-FEW = 32  # spans: all d are tried for each j; if there are more, those at 1, 2, 4, ... spans from it, and the end
+FEW = 32  # spans: all d are tried for each j; of more, those 1, 2, 4, ... spans from it, and the end
 HOP = 1e-3  # what a step of a path costs: of two that are as good, the shorter is taken
 
 

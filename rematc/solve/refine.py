@@ -7,7 +7,7 @@ which the plan is written. Rows of the first kind, and spans, leave every plan i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rematc.problem import Problem
 from rematc.solve.expand import Written, excesses
@@ -25,7 +25,7 @@ ROWS = 16  # other stages that get a row
 
 @dataclass
 class Refined:
-    """What is told apart by now: spans, and the runs with memory rows, as (unit, stage).
+    """What is told apart by now: spans, stages with a row of their own in those, and runs, as (unit, stage).
 
     ``is_complete``: all rows of the given order are there, and no other order is asked about. ``tail``: told
     exactly, nothing is refined in it. ``cuts``: those along paths that mattered so far.
@@ -48,8 +48,15 @@ class Refined:
     def within(self, budget_bytes: int) -> Refined:
         """A copy to refine further, for plans that keep to ``budget_bytes`` with the small blocks counted."""
         tail = self.tail and self.tail.within(budget_bytes)
-        sets = [{*each} for each in (self.stages, self.any_order, self.in_order, self.forward)]
-        return Refined(self.spans, *sets, self.is_complete, tail, {**self.cuts})
+        return replace(
+            self,
+            stages={*self.stages},
+            any_order={*self.any_order},
+            in_order={*self.in_order},
+            forward={*self.forward},
+            tail=tail,
+            cuts={**self.cuts},
+        )
 
     @property
     def size(self) -> int:

@@ -58,7 +58,7 @@ class Relaxation:
         self.highs.setOptionValue("time_limit", self.highs.getRunTime() + max(time_limit_s, 0.01))
         self.highs.run()
         status = self.highs.getModelStatus()
-        if status != Status.kOptimal:
+        if status not in (Status.kOptimal, Status.kModelEmpty):
             is_infeasible = status in NO_SOLUTION
             return Result(None, math.inf if is_infeasible else -math.inf, is_infeasible)
         bound = self.highs.getInfo().objective_function_value

@@ -1,9 +1,9 @@
-"""Memory rows of single runs, added where a solution breaks the budget: in forward, and in recomputation.
+"""Memory rows added where a solution breaks the budget: of single ops, and of runs in either pass.
 
-`add_burst` tells what is alive while a unit runs again in a span of one stage. Units that run there again
-do so in forward's order, if ``ordered``: the row then fits the plan exactly, but says nothing of plans with
-another order. Not ``ordered``, it counts what must be there in any order, and the optimum stays a bound
-for every plan.
+`add_stage` tells more of what is alive while an op runs in a span of many. `add_burst` tells what is alive
+while a unit runs again in a span of one stage. Units that run there again do so in forward's order, if
+``ordered``: the row then fits the plan exactly, but says nothing of plans with another order. Not
+``ordered``, it counts what must be there in any order, and the optimum stays a bound for every plan.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def add_burst(f: Formulation, merged: Merged, u: int, t: int, *, ordered: bool) 
 def add_stage(f: Formulation, t: int) -> None:
     """The memory row of the op of stage t, which is not alone in its span k.
 
-    op_bytes[t] + what it reads + sum of size[b] * L[b] over other b <= budget. Of those that an op of the span
-    reads later, L[b] >= S[b, k] - R[u, k]: what is there when the span begins, and is not made in it, stays
-    until it is read. Of the others L[b] is `Formulation.past`.
+    op_bytes[t] + what it reads + sum of size[b] * L[b] over other b <= budget. Of those that an op of the
+    span reads later, L[b] >= S[b, k] - R[u, k]: what is there when the span begins, and is not made in it,
+    stays until it is read. Of the others L[b] is `Formulation.past`.
     """
     core, size, k = f.core, f.core.block_bytes, f.spans.of(t)
     reads = core.stages[t].reads

@@ -13,10 +13,11 @@ from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode, encode
 from rematc.solve.expand import Written, expand
+from rematc.solve.fitting import fitting
 from rematc.solve.formulate import Formulation
-from rematc.solve.improve import Improver, mended
+from rematc.solve.improve import Improver
 from rematc.solve.merge import Merged
-from rematc.solve.model import Result
+from rematc.solve.model import NODES, Result
 from rematc.solve.nearby import is_large, nearby
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 from rematc.solve.tail import Tail, find_tail
@@ -25,15 +26,12 @@ from rematc.solve.tighten import tighten
 log = logging.getLogger(__name__)
 
 ROUNDS = 100
-MARGINS, LITTLE = 4, 0.02  # how often, and up to what share of the budget, a margin is tried
 FIRST_GAP = 0.1  # as long as more is refined: halved from round to round
 ROUGH = 0.03  # a solution so near the relaxation says well enough where to refine
 ALMOST = 0.9  # of the gap: rounding takes the rest
-NODES = 400
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
 AGAIN = 0.8  # the same, for one that was too short before
-MENDING = 0.1  # of the time left, to mend what a round found
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
 LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
@@ -137,7 +135,7 @@ class Search:
                 self.best = self.before
             self._offer(written)
         elif not (is_simple or is_hopeless):
-            self._offer(_near(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
+            self._offer(fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
         if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
             self.is_over = self._reached() or result.finished
             return self.is_over
@@ -279,47 +277,3 @@ def _needed(problem: Problem, written: Written) -> float:
     """The peak of ``written`` in budgets, both above what is resident."""
     assert problem.budget_bytes is not None
     return (written.plan.peak_bytes - problem.base_bytes) / max(1, problem.budget_bytes - problem.base_bytes)
-
-
-def _near(
-    problem: Problem, merged: Merged, refined: Refined, written: Written, gap: float, deadline: Deadline
-) -> Written | None:
-    """A plan that fits, found near ``written``, which breaks the budget by little."""
-    assert problem.budget_bytes is not None
-    excess = written.plan.peak_bytes - problem.budget_bytes
-    if excess > LITTLE * problem.budget_bytes:
-        return None
-    found = _with_margin(problem, merged, refined, excess, gap, deadline)
-    return found or mended(problem, written, refined, gap / 2, Deadline.after(MENDING * deadline.left()))
-
-
-def _with_margin(
-    problem: Problem, merged: Merged, refined: Refined, excess: int, gap: float, deadline: Deadline
-) -> Written | None:
-    """A plan for a budget less what the last one broke it by, as long as that helps.
-
-    Where small blocks alone can have broken it, one for the same budget with those counted.
-    """
-    assert problem.budget_bytes is not None
-    asked, counted, cuts = problem.budget_bytes - excess * 5 // 4, merged, {**refined.cuts}
-    if excess <= merged.small_bytes:
-        asked, counted = problem.budget_bytes, merged.counted(at_most=True)
-    for _ in range(MARGINS):
-        if deadline.left() <= 0:
-            break
-        f = build(problem.with_budget(asked), counted, refined.within(asked))
-        relaxed = tighten(f, cuts, deadline)
-        if is_large(f):
-            result = nearby(f, relaxed, gap, deadline, NODES)
-        else:
-            result = f.model.solve(gap=gap, time_limit_s=deadline.left(), node_limit=NODES)
-        if result.values is None:
-            break
-        written = expand(problem, merged, decode(f, result.values))
-        before, excess = excess, written.plan.peak_bytes - problem.budget_bytes
-        if excess <= 0:
-            return written
-        if excess > before / 2:
-            break
-        asked -= excess * 5 // 4  # a little more: what is made again then needs room elsewhere
-    return None

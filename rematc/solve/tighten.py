@@ -1,6 +1,7 @@
 """Solve the linear relaxation, add the cuts that its solution breaks, again.
 
-First those by what ops ask for, which are most of it. Those by what is kept, or runs, make large programs slow.
+First those by what ops ask for, which are most of it. Those by what is kept, or runs, make large programs
+slow, which do without them.
 """
 
 from __future__ import annotations
