@@ -18,7 +18,7 @@ import torch
 
 from rematc.costs.device import processor
 
-PACKAGES = ("rematc", "torch", "ortools", "transformers")
+PACKAGES = ("rematc", "torch", "ortools", "highspy", "transformers")
 
 
 class Step(Protocol):

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--names", nargs="+", default=[], help="problems of the corpus, or problem files")
     parser.add_argument("--budgets", nargs="+", default=[], help=BUDGETS)
     parser.add_argument("--quick", action="store_true", help="few problems, few budgets, one run of each")
+    parser.add_argument(
+        "--alone", action="store_true", help="no baselines, which take minutes where graphs are large"
+    )
     parser.add_argument("--oracles", action="store_true", help="ask Checkmate's and Moccasin's models too")
     parser.add_argument("--oracle-seconds", type=float, default=180.0, help="their time limit (default 180)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE, row by row")
@@ -174,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = Settings(
             settings.budgets or QUICK_BUDGETS, 1, args.oracles, min(QUICK_ORACLE_S, args.oracle_seconds)
         )
+    settings = replace(settings, baselines=not args.alone)
     rows, facts = sweep(names_of(args), settings, args.json)
     print(f"\n{table(rows)}\n")
     shown = [

@@ -36,6 +36,7 @@ class Settings:
     runs: int = 5
     oracles: bool = False
     oracle_s: float = 180.0
+    baselines: bool = True
 
 
 @dataclass
@@ -149,7 +150,7 @@ def rows_of(facts: Facts, settings: Settings) -> Iterator[Row]:
         for who, seconds, runs in asked:
             for row in ask(facts.name, who, seconds, budget, runs):
                 yield _placed(row, facts, label, budget)
-    if facts.kind == "model" and budgets:
+    if settings.baselines and facts.kind == "model" and budgets:
         for row in ask(facts.name, "baselines", BASELINES_S):
             yield _placed(row, facts, "", None)
         for label, budget in budgets.items():

@@ -35,6 +35,7 @@ class Relaxation:
     """
 
     def __init__(self, model: Model, fixed: Mapping[int, float] = EMPTY) -> None:
+        self.offset = model.offset
         self.highs = highspy.Highs()
         self.highs.silent()
         self.highs.passModel(_program(model, fixed))
@@ -58,7 +59,9 @@ class Relaxation:
         self.highs.setOptionValue("time_limit", self.highs.getRunTime() + max(time_limit_s, 0.01))
         self.highs.run()
         status = self.highs.getModelStatus()
-        if status not in (Status.kOptimal, Status.kModelEmpty):
+        if status == Status.kModelEmpty:
+            return Result([], self.offset, True)
+        if status != Status.kOptimal:
             is_infeasible = status in NO_SOLUTION
             return Result(None, math.inf if is_infeasible else -math.inf, is_infeasible)
         bound = self.highs.getInfo().objective_function_value
