@@ -109,12 +109,11 @@ class Search:
 
     def _round(self, n: int) -> bool:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
-        is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far
+        f = self.program.f if self.program else build(self.problem, self.merged, self.refined)
+        is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not is_large(f)
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
         self.before = self.best
-        program = self.program = self.program or self._program(limit)
-        f = program.f
-        is_trial = is_trial and not is_large(f)
+        program = self.program = self.program or self._tight(f, limit)
         self.bound = self._bound(f, program.relaxed)
         result = self._solved(program, n, limit)
         self.bound = self._bound(f, result)
@@ -148,9 +147,8 @@ class Search:
         self.is_over = not self._refined(written, fits)
         return True
 
-    def _program(self, limit: Deadline) -> Program:
-        """Of what is refined by now, with its cuts."""
-        f = build(self.problem, self.merged, self.refined)
+    def _tight(self, f: Formulation, limit: Deadline) -> Program:
+        """``f`` with its cuts."""
         relaxed = tighten(f, self.refined.cuts, limit)
         is_near_tried = is_large(f) or not self.is_again
         return Program(f, relaxed, nearby(f, relaxed, self.final, limit, NODES) if is_near_tried else None)
