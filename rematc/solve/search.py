@@ -36,7 +36,7 @@ FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that sh
 LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
 EASY_ROUNDS = 3  # before the improver is begun
-HOPELESS = 1.25  # times the bound, where the MILP was cut short
+HOPELESS = 1.25  # times the bound: far from it
 STEPS = 4  # of the improver in a round, if it is not the last
 
 
@@ -94,14 +94,17 @@ class Search:
         self.is_hard = False  # the MILP of some round was cut short
         self.program: Program | None = None  # as long as nothing is refined
 
-    def run(self, deadline: Deadline) -> Found:
+    def run(self, deadline: Deadline, if_far: Deadline | None = None) -> Found:
         """Go on until ``deadline``, or a round that took all the time that it had was not enough.
 
-        After that it may be called again, with more time: the round has all of it then.
+        After that it may be called again, with more time: the round has all of it then. As long as no plan is
+        known that is not far from the bound, until ``if_far``.
         """
-        self.deadline, is_enough = deadline, True
-        while is_enough and not self.is_over and deadline.left() > 0:
+        self.deadline, is_enough = if_far or deadline, True
+        while is_enough and not self.is_over and self.deadline.left() > 0:
             is_enough = self._round(self.rounds)
+            if self.best and not self._is_hopeless(self.best):
+                self.deadline = deadline
             self.rounds += 1
             self.is_over = self.is_over or self.rounds == ROUNDS
         self.is_again = True
@@ -128,7 +131,7 @@ class Search:
         written = expand(self.problem, self.merged, decode(f, result.values))
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), self.bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= self.budget_bytes
-        is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * self.bound
+        is_hopeless = not result.finished and self._is_hopeless(written)
         if fits:
             if self._is_cheap(written, self.bound):  # whatever the improver has found by now
                 self.best = self.before
@@ -221,6 +224,9 @@ class Search:
 
     def _is_cheap(self, found: Written | None, bound: int) -> bool:
         return found is not None and found.plan.cost_ns <= (1 + self.gap) * bound
+
+    def _is_hopeless(self, found: Written) -> bool:
+        return found.plan.cost_ns > HOPELESS * self.bound
 
     def _improve(self, steps: float, until: Deadline) -> None:
         """Some steps of the improver."""
