@@ -162,8 +162,10 @@ class _Neighbourhood:
         for n in _sizes(len(self.near.read)):
             free = self.near.units(over, n)
             for _ in range(TRIES):
+                if deadline.left() <= 0:
+                    return None
                 found = self._decided(free, gap, PATIENCE * deadline.left())
-                if found is None or deadline.left() <= 0:
+                if found is None:
                     break
                 if _fits(self.problem, found):
                     return found
