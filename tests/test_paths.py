@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +36,10 @@ def optimum(f: Formulation) -> float:
     return math.inf if result.values is None else f.model.objective(result.values)
 
 
+def of_dag(seed: int) -> Problem:
+    return Problem.from_networkx(random_dag(seed))
+
+
 def spans_of(core: Core, starts: set[int]) -> Spans:
     n = len(core.stages)
     return Spans(tuple(sorted({0, *(s for s in starts if s < n)})), n)
@@ -52,9 +58,46 @@ def test_no_plan_is_cut_off(problem: Problem, few: set[int], more: set[int]) -> 
             assert optimum(tight) == pytest.approx(optimum(without), abs=1e-5)
 
 
+def every_cut(core: Core, spans: Spans) -> list[Cut]:
+    """All that `Alike.is_true` says are cuts, along paths of three blocks at most."""
+    alike, ends = Alike(core), (*spans.starts, spans.n_stages)
+    paths = [(u, (b,)) for u, unit in enumerate(core.units) for b in unit.makes]
+    for _ in range(2):
+        more = [(u, p, w) for u, p in paths for w in core.readers[p[-1]]]
+        paths += [(u, (*p, b)) for u, p, w in more for b in core.units[w].makes]
+    asked: list[dict[str, Any]] = [
+        {},
+        *({"run": (w, t)} for w in range(len(core.units)) for t in spans.starts),
+    ]
+    found = (
+        Cut(u, path, first, end, **what)
+        for u, path in dict.fromkeys(paths)
+        for i, first in enumerate(ends)
+        for end in ends[i + 1 :]
+        for what in [*asked, {"kept": path[-1]}]
+        if "run" not in what or first <= what["run"][1] < end
+    )
+    return [cut for cut in found if alike.is_true(cut)]
+
+
+@pytest.mark.parametrize("make", [random_problem, of_dag])
+def test_none_of_all_the_cuts_takes_a_plan_away(make: Callable[[int], Problem]) -> None:
+    tried = 0
+    for problem in map(make, range(8)):
+        core = reduce(problem)
+        spans = spans_of(core, {2, 3, 5, 8})
+        cuts = every_cut(core, spans)
+        tried += len(cuts)
+        for budget in budgets(problem):
+            without, tight = (formulate(core, budget, spans) for _ in range(2))
+            add_cuts(tight, cuts)
+            assert optimum(tight) == pytest.approx(optimum(without), abs=1e-5)
+    assert tried > 200
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_of_a_general_graph_is_cut_off(seed: int) -> None:
-    problem = Problem.from_networkx(random_dag(seed))
+    problem = of_dag(seed)
     core = reduce(problem)
     for budget in budgets(problem):
         for spans in (spans_of(core, {3, 5, 8}), every_stage(core)):
@@ -183,4 +226,7 @@ def test_fixed_variables_do_not_move_and_a_broken_program_has_no_solution() -> N
     assert relaxed.solve(60).values == pytest.approx([0.25, 0.75])
     relaxed.add([([(y, 1.0)], 0.5), ([(x, 1.0)], 1.0)])
     assert relaxed.solve(60) == Result(None, math.inf, True)
-    assert Relaxation(Model(offset=4.0)).solve(60) == Result([], 4.0, True)
+    empty = Model(offset=4.0)
+    assert Relaxation(empty).solve(60) == Result([], 4.0, True)
+    empty.row([], -1.0)
+    assert Relaxation(empty).solve(60) == Result(None, math.inf, True)

@@ -20,7 +20,7 @@ from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.spans import tightest
 from rematc.solve.tail import Tail
-from rematc.solve.tighten import cut
+from rematc.solve.tighten import add_broken
 
 FREE, PARTS = 24, 40  # units that are free at the least: so many, and such a part of all
 PAIRS = (0.5, 0.25)  # how far the two parts of a pair are apart, of the backward pass
@@ -182,8 +182,9 @@ class _Neighbourhood:
         said = encode(f, self.best.draft)
         fixed = {x: v for x, (u, v) in said.items() if u is not None and u not in free}
         hint = {x: v for x, (_, v) in said.items() if x not in fixed}
-        cut(f, cuts, Deadline.after(time_limit_s), fixed)
-        result = f.model.solve(gap=gap, time_limit_s=time_limit_s, node_limit=NODES, fixed=fixed, hint=hint)
+        end = Deadline.after(time_limit_s)
+        add_broken(f, cuts, end, fixed)
+        result = f.model.solve(gap=gap, time_limit_s=end.left(), node_limit=NODES, fixed=fixed, hint=hint)
         return None if result.values is None else expand(self.problem, self.merged, decode(f, result.values))
 
     def _refined(self, found: Written) -> bool:

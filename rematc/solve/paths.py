@@ -2,8 +2,9 @@
 
 Alone, the rows of `formulate` let the linear relaxation cheat: a unit runs again by a tenth in each of
 ten spans, each time on a tenth of its inputs, and in the end its block is there as a whole. But let unit u
-make b1, which is read to make b2, and so on to bn, which is asked for in spans j to d - 1. Then one of those
-blocks is at hand when span j begins, or u runs again by the end of span d - 1:
+make b1, which is read to make b2, and so on to bn, which is asked for in spans j to d - 1, where all of them
+have been made once before span j. Then one of those blocks is at hand when span j begins, or u runs again by
+the end of span d - 1:
 
     sum of R[u, k] over k from j to d - 1  +  sum of S[b, j] over b1 to bn  >=  what is asked for
 
@@ -71,7 +72,7 @@ def _spans(f: Formulation) -> dict[int, int]:
 
 
 def _row(f: Formulation, cut: Cut, span: dict[int, int]) -> Row | None:
-    """None: the formulation can't tell its stages apart."""
+    """None: the formulation can't tell its stages apart, or what is asked for is never there."""
     if cut.first not in span or cut.end not in span:
         return None
     j, d = span[cut.first], span[cut.end]

@@ -13,10 +13,10 @@ from types import MappingProxyType
 import highspy
 import numpy as np
 
-from rematc.solve.model import Model, Result, Term
+from rematc.solve.model import TOLERANCE, Model, Result, Term
 
 Status = highspy.HighsModelStatus
-EMPTY: Mapping[int, float] = MappingProxyType({})
+NONE_FIXED: Mapping[int, float] = MappingProxyType({})
 NO_SOLUTION = Status.kInfeasible, Status.kUnboundedOrInfeasible
 
 
@@ -34,8 +34,8 @@ class Relaxation:
     3.0
     """
 
-    def __init__(self, model: Model, fixed: Mapping[int, float] = EMPTY) -> None:
-        self.offset = model.offset
+    def __init__(self, model: Model, fixed: Mapping[int, float] = NONE_FIXED) -> None:
+        self.offset, self.least_upper = model.offset, min(model.upper, default=0.0)
         self.highs = highspy.Highs()
         self.highs.silent()
         self.highs.passModel(_program(model, fixed))
@@ -59,8 +59,9 @@ class Relaxation:
         self.highs.setOptionValue("time_limit", self.highs.getRunTime() + max(time_limit_s, 0.01))
         self.highs.run()
         status = self.highs.getModelStatus()
-        if status == Status.kModelEmpty:
-            return Result([], self.offset, True)
+        if status == Status.kModelEmpty:  # there may be rows, which nothing can mend
+            is_possible = self.least_upper >= -TOLERANCE
+            return Result([], self.offset, True) if is_possible else Result(None, math.inf, True)
         if status != Status.kOptimal:
             is_infeasible = status in NO_SOLUTION
             return Result(None, math.inf if is_infeasible else -math.inf, is_infeasible)

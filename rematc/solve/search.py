@@ -107,7 +107,7 @@ class Search:
                 self.deadline = deadline
             self.rounds += 1
             self.is_over = self.is_over or self.rounds == ROUNDS
-        self.is_again = True
+        self.is_again, self.program = True, None  # the cuts, too, have more time then
         return Found(self.best, self.bound, self.finished)
 
     def _round(self, n: int) -> bool:
@@ -122,7 +122,7 @@ class Search:
         self.bound = self._bound(f, result)
         self.is_hard = self.is_hard or not result.finished
         if result.values is None and is_trial and not result.finished:
-            self.is_far = False  # it was too short for that
+            self.is_far, self.program = False, None  # it was too short for that, and for the cuts
             return True
         self.finished = result.finished
         if result.values is None:
@@ -178,7 +178,7 @@ class Search:
         if near:
             if near.finished and (near.values is None or self._is_enough(f, near)):
                 return near
-            hint = dict(enumerate(near.values or ())) if is_large(f) else hint
+            hint = dict(enumerate(near.values)) if near.values is not None and is_large(f) else hint
         nodes = None if self.is_again else NODES
         solve = partial(f.model.solve, gap=self.asked, time_limit_s=limit.left(), node_limit=nodes, hint=hint)
         return self._meanwhile_improved(f, n, solve)
@@ -256,7 +256,7 @@ class Search:
             if tail is None:
                 break
             f = build(self.problem, self.merged, replace(self.refined, tail=tail))
-            told_ns = f.floor_ns(tighten(f, {}, self.deadline).bound)
+            told_ns = f.floor_ns(tighten(f, {**self.refined.cuts}, self.deadline).bound)
             if told_ns <= (1 + gain) * relaxed_ns:
                 break
             log.debug("tail from stage %d: %d ways", tail.start, len(tail.ways))

@@ -29,9 +29,7 @@ from rematc.solve.search import Found, Search, search
 from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
-SEARCH = (
-    0.7  # of the time, where it finds no plan: what is left is for making that of the lowest peak cheaper
-)
+SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
 FINER = 2, 4  # parts of what counts as little
 HOPELESS = 3  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()

@@ -15,7 +15,7 @@ from rematc.solve.formulate import Formulation
 from rematc.solve.model import Result
 from rematc.solve.nearby import is_large
 from rematc.solve.paths import Cut, add_cuts, broken, rows
-from rematc.solve.relaxation import Relaxation
+from rematc.solve.relaxation import NONE_FIXED, Relaxation
 
 ENOUGH = 2e-4  # of the bound: a round that gains less is the last
 SLACK = 0.3  # a cut that has more does not matter
@@ -31,7 +31,7 @@ def tighten(f: Formulation, cuts: Cuts, deadline: Deadline) -> Result:
     """
     n_rows = f.model.n_rows
     add_cuts(f, cuts)
-    best = cut(f, cuts, deadline, {})
+    best = add_broken(f, cuts, deadline)
     if best.values is not None:
         _leave_tight(cuts, f, best.values)
         f.model.truncate(n_rows)
@@ -39,10 +39,12 @@ def tighten(f: Formulation, cuts: Cuts, deadline: Deadline) -> Result:
     return best
 
 
-def cut(f: Formulation, cuts: Cuts, deadline: Deadline, fixed: Mapping[int, float]) -> Result:
-    """The same for a formulation that has ``cuts``, where the ``fixed`` variables don't move.
+def add_broken(
+    f: Formulation, cuts: Cuts, deadline: Deadline, fixed: Mapping[int, float] = NONE_FIXED
+) -> Result:
+    """Solve the relaxation of ``f``, which has ``cuts``, add to both those that it breaks, and again.
 
-    What is found is added to both, and nothing is taken out.
+    The ``fixed`` variables don't move. Nothing is taken out. Returns the last solution.
     """
     relaxation, alike = Relaxation(f.model, fixed), Alike(f.core)
     best = relaxation.solve(deadline.left())
@@ -50,7 +52,9 @@ def cut(f: Formulation, cuts: Cuts, deadline: Deadline, fixed: Mapping[int, floa
         gain = math.inf
         while best.values is not None and gain > ENOUGH * abs(best.bound) and deadline.left() > 0:
             found = broken(f, best.values, by_reads=by_reads)
-            new = rows(f, [cut for cut in alike.of(found) if cut not in cuts])
+            new = rows(f, [each for each in alike.of(found) if each not in cuts])
+            if fixed:
+                new = {each: row for each, row in new.items() if any(x not in fixed for x, _ in row[0])}
             if not new:
                 break
             cuts.update(dict.fromkeys(new))
@@ -67,7 +71,7 @@ def cut(f: Formulation, cuts: Cuts, deadline: Deadline, fixed: Mapping[int, floa
 def _leave_tight(cuts: Cuts, f: Formulation, values: Sequence[float]) -> None:
     """Those that ``values`` are far from breaking are taken out."""
     there = rows(f, cuts)
-    for cut in list(cuts):
-        terms, upper = there.get(cut, ((), math.inf))
+    for each in list(cuts):
+        terms, upper = there.get(each, ((), math.inf))
         if upper - sum(c * values[x] for x, c in terms) > SLACK:
-            del cuts[cut]
+            del cuts[each]
