@@ -166,7 +166,7 @@ def test_a_copy_of_what_is_refined_has_cuts_of_its_own() -> None:
 
 
 def test_without_time_there_is_no_solution_and_no_harm() -> None:
-    problem = chain(40)
+    problem = chain(16)
     core = reduce(problem)
     f = formulate(core, save_all_peak(problem) * 2 // 3, every_stage(core))
     best = optimum(f)
