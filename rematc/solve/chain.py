@@ -8,6 +8,7 @@ enters segment i, what it costs to go back from segment j to i, when it is at th
         keep       run i, keep some of its blocks and what leaves it, go back from j to i+1, then over i
         checkpoint run i to k-1, keep what enters k alone, go back from j to k, then from k-1 to i anew
 
+C(i, n, m) is the same in the first pass, from the last of n segments: what forward runs anyway is for nothing.
 Bytes are counted in units, rounded up; the plan that comes out is measured exactly.
 """
 
@@ -20,13 +21,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from rematc.problem import Problem
-from rematc.solve.choices import Choice, choices_of
+from rematc.solve.choices import Choice, Window, windows_of
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged
-from rematc.solve.segments import Chain, chain_of
+from rematc.solve.segments import Chain, Segment, chain_of
 
-LEVELS = 320  # of bytes that are told apart
+LEVELS, FINEST = 320, 4000  # of bytes that are told apart: so many for `MOST` segments, more for fewer
+ENTRIES = 2_000_000  # of the table
+COARSE = 3  # times a common block's size: a unit for which there are more levels instead
+ROOM = 1.2  # budgets: what is counted in units, and by parts, can be more than a plan needs
 TRIES = 6
 
 
@@ -34,7 +38,7 @@ TRIES = 6
 class Decision:
     """From stage ``at`` (-1: forward) to its end, a segment keeps as ``choice`` says, or what enters it."""
 
-    segment: int
+    segment: Segment
     choice: Choice | None
     at: int
 
@@ -45,36 +49,51 @@ class ChainPlans:
     def __init__(self, problem: Problem, merged: Merged, chain: Chain) -> None:
         assert problem.budget_bytes is not None
         self.problem, self.merged, self.chain = problem, merged, chain
-        self.choices = choices_of(merged, chain)
+        self.windows = windows_of(merged, chain)
         core, n = chain.core, len(chain.segments)
         self.first = [s.stages[0] if s.stages else s.stages.start for s in chain.segments]
-        base = [core.stages[min(t, len(core.stages) - 1)].before_bytes for t in self.first]
+        before = [core.stages[min(t, len(core.stages) - 1)].before_bytes for t in self.first]
         kept = [chain.always_bytes[min(t, len(core.stages) - 1)] for t in self.first]
-        self.base = [b + k for b, k in zip(base, kept, strict=True)]
+        base = [b + k for b, k in zip(before, kept, strict=True)]
+        self.base = [*base, base[-1]]
         self.low = min(self.base)
-        self.unit = max(1, -(-(problem.budget_bytes - self.low) // (LEVELS - 1)))
-        size = core.block_bytes
-        self.enters = [0 if s.enters is None else self._units(size[s.enters]) for s in chain.segments]
-        self.table = np.full((n, n, LEVELS), np.inf)
-        self.shifted = np.full((n, n, LEVELS), np.inf)  # C(k, j, m - what enters k)
-        self.run_ns = np.array([c[-1].make_ns for c in self.choices], dtype=float)  # nothing is kept
-        self.run_bytes = [c[-1].make_bytes for c in self.choices]
+        entering = [0 if s.enters is None else core.block_bytes[s.enters] for s in chain.segments]
+        most = round(ROOM * (problem.budget_bytes - self.low))
+        self.unit = _unit(most, entering)
+        self.levels = most // self.unit + 2
+        self.enters = list(map(self._units, entering))
+        self.table = np.full((n, n + 1, self.levels), np.inf, dtype=np.float32)
+        self.shifted = self.table.copy()  # C(k, j, m - what enters k)
+        plain = [of_segment[0].choices[-1] for of_segment in self.windows]  # nothing is kept
+        self.run_ns = np.array([c.make_ns for c in plain], dtype=float)
+        self.first_ns = np.array([c.first_ns for c in plain], dtype=float)
+        self.run_bytes = [c.make_bytes for c in plain]
         for length in range(n):
             for i in range(n - length):
                 self._fill(i, i + length)
+        for i in reversed(range(n)):
+            self._fill(i, n)
 
     def written(self, budget_bytes: int) -> Written | None:
-        """A plan within ``budget_bytes``, or None."""
-        asked = budget_bytes
+        """The cheapest plan within ``budget_bytes`` that some level says, or None; found by bisection."""
+        best, low = None, -1
+        level, high = min((budget_bytes - self.low) // self.unit, self.levels - 1), self.levels
         for _ in range(TRIES):
-            level = (asked - self.low) // self.unit
-            if level < 0 or not math.isfinite(self.table[0, -1, min(level, LEVELS - 1)]):
-                return None
-            found = expand(self.problem, self.merged, self._draft(min(level, LEVELS - 1)))
-            if found.plan.peak_bytes <= budget_bytes:
-                return found
-            asked -= max(self.unit, found.plan.peak_bytes - budget_bytes)
-        return None
+            if level <= low:
+                break
+            found = self._at(level)
+            if found is None or found.plan.peak_bytes <= budget_bytes:
+                best, low = min((w for w in (best, found) if w), key=lambda w: w.plan.cost_ns, default=None), level
+            else:
+                high = level
+            level = (low + high) // 2
+        return best
+
+    def _at(self, level: int) -> Written | None:
+        """The plan that costs least at ``level``, measured; None if nothing fits there."""
+        if level < 0 or not math.isfinite(self.table[0, -1, level]):
+            return None
+        return expand(self.problem, self.merged, self._draft(level))
 
     def lowest(self) -> Written | None:
         """Of the plans that need least by the table, the one that does."""
@@ -91,90 +110,111 @@ class ChainPlans:
         return max(0, -(-(size - self.low) // self.unit))
 
     def _fill(self, i: int, j: int) -> None:
-        if i == j:
-            cost = self._single(i).min(axis=0)
-        else:
-            cost = np.minimum(self._keep(i, j).min(axis=0), self._checkpoint(i, j).min(axis=0))
-        self.table[i, j] = cost
-        shift = min(self.enters[i], LEVELS)
-        self.shifted[i, j, shift:] = cost[: LEVELS - shift]
+        costs = [self._keep(i, j, window).min(axis=0) for window in self._inside(i, j)]
+        if i < self._last(j):
+            costs.append(self._checkpoint(i, j).min(axis=0))
+        self.table[i, j] = cost = np.minimum.reduce(costs)
+        shift = min(self.enters[i], self.levels)
+        self.shifted[i, j, shift:] = cost[: self.levels - shift]
 
-    def _single(self, i: int) -> np.ndarray:
-        """Cost by choice and level of going back over segment i alone, from what enters it."""
-        rows = np.full((len(self.choices[i]), LEVELS), np.inf)
-        for row, c in zip(rows, self.choices[i], strict=True):
-            row[self._level(max(c.peak_bytes, self.base[i] + c.make_bytes)) :] = c.make_ns + c.again_ns
-        return rows
+    def _last(self, j: int) -> int:
+        """The segment from which column ``j`` goes back."""
+        return min(j, len(self.chain.segments) - 1)
 
-    def _keep(self, i: int, j: int) -> np.ndarray:
-        """Cost by choice and level of keeping that of segment i."""
-        rows = np.full((len(self.choices[i]), LEVELS), np.inf)
-        for row, c in zip(rows, self.choices[i], strict=True):
+    def _inside(self, i: int, j: int) -> list[Window]:
+        """The windows that begin with segment i and end by the last one."""
+        return [window for window in self.windows[i] if i + window.length <= self._last(j) + 1]
+
+    def _keep(self, i: int, j: int, window: Window) -> np.ndarray:
+        """Cost by choice and level of keeping that of ``window``, which begins with segment i.
+
+        Where that is the last one, and not in the first pass, there is nothing to keep anything for.
+        """
+        rows = np.full((len(window.choices), self.levels), np.inf)
+        after, is_first = i + window.length, j == len(self.windows)
+        for row, c in zip(rows, window.choices, strict=True):
+            first = self._level(max(c.peak_bytes, self.base[j] + c.make_bytes))
+            if after > self._last(j):
+                if is_first:
+                    row[first:] = c.first_ns + c.again_ns
+                elif not c.kept:
+                    row[self._level(c.peak_bytes) :] = c.again_ns
+                continue
             shift = self._units(c.kept_bytes)
-            first = max(shift, self._level(max(c.peak_bytes, self.base[j] + c.make_bytes)))
-            if first < LEVELS:
-                row[first:] = self.shifted[i + 1, j, first - shift : LEVELS - shift] + (
-                    c.make_ns + c.again_ns
-                )
+            if (first := max(shift, first)) < self.levels:
+                row[first:] = self.shifted[after, j, first - shift : self.levels - shift]
+                row[first:] += c.again_ns + (c.first_ns if is_first else c.make_ns)
         return rows
 
     def _checkpoint(self, i: int, j: int) -> np.ndarray:
         """Cost by k - i - 1 and level of keeping only what enters k."""
-        ks = np.arange(i + 1, j + 1)
-        rows = self.shifted[ks, j] + self.table[i, ks - 1] + np.cumsum(self.run_ns[i:j])[:, None]
-        need = np.maximum.accumulate([self._level(self.base[j] + b) for b in self.run_bytes[i:j]])
-        rows[np.arange(LEVELS)[None, :] < need[:, None]] = np.inf
+        last, run_ns = self._last(j), self.run_ns if j < len(self.windows) else self.first_ns
+        ks = np.arange(i + 1, last + 1)
+        rows = self.shifted[ks, j] + self.table[i, ks - 1] + np.cumsum(run_ns[i:last])[:, None]
+        need = np.maximum.accumulate([self._level(self.base[j] + b) for b in self.run_bytes[i:last]])
+        rows[np.arange(self.levels)[None, :] < need[:, None]] = np.inf
         return rows
 
     def _draft(self, level: int) -> Draft:
         core = self.chain.core
         decisions = list(self._decisions(level))
-        there: list[set[int]] = [set() for _ in core.stages]
         made: list[set[int]] = [set() for _ in core.stages]
         for d in decisions:
             if d.at >= 0:
                 made[d.at].update(self._kept(d))
-            for t in range(d.at + 1, self._end(d.segment) + 1):
-                there[t].update(self._kept(d))
+        there = {
+            t: {b for d in decisions if d.at < t < d.segment.end for b in self._kept(d)}
+            for t, blocks in enumerate(made)
+            if blocks
+        }
         runs: list[tuple[int, ...]] = [()] * len(core.stages)
         for d in decisions:
             if d.choice:
-                for t, units in zip(self.chain.segments[d.segment].stages, d.choice.runs, strict=True):
-                    first = missing(core, sorted(made[t]), core.held | self.chain.always | there[t])
+                for t, units in zip(d.segment.stages, d.choice.runs, strict=True):
+                    first = missing(core, sorted(made[t]), core.held | self.chain.always | there.get(t, set()))
                     runs[t] = (*first, *(u for u in units if u not in first))
         saved = {b for d in decisions if d.at < 0 for b in self._kept(d)} | self.chain.always
         return Draft(frozenset(saved) - core.held, tuple(runs))
 
     def _decisions(self, level: int) -> Iterator[Decision]:
         """Those that cost least at ``level``."""
-        stack = [(0, len(self.chain.segments) - 1, level, -1)]
+        segments = self.chain.segments
+        stack = [(0, len(segments), level, -1)]
         while stack:
             i, j, m, at = stack.pop()
-            if i == j:
-                yield Decision(i, self.choices[i][int(self._single(i)[:, m].argmin())], at)
-                continue
-            keep, checkpoint = self._keep(i, j)[:, m], self._checkpoint(i, j)[:, m]
-            if keep.min() <= checkpoint.min():
-                choice = self.choices[i][int(keep.argmin())]
-                yield Decision(i, choice, at)
-                k, left = i + 1, m - self._units(choice.kept_bytes)
+            window, choice, cost = self._kept_best(i, j, m)
+            checkpoint = self._checkpoint(i, j)[:, m] if i < self._last(j) else np.full(1, np.inf)
+            if cost <= checkpoint.min():
+                yield Decision(window.segment, choice, at)
+                k, left = i + window.length, m - self._units(choice.kept_bytes)
             else:
                 k, left = i + 1 + int(checkpoint.argmin()), m
                 stack.append((i, k - 1, m, self.first[k - 1]))
-            yield Decision(k, None, at)
-            stack.append((k, j, left - self.enters[k], at))
+            if k <= self._last(j):
+                yield Decision(segments[k], None, at)
+                stack.append((k, j, left - self.enters[k], at))
+
+    def _kept_best(self, i: int, j: int, level: int) -> tuple[Window, Choice, float]:
+        """The window that begins with segment i, its choice, and their cost, where that is least."""
+        columns = [(window, self._keep(i, j, window)[:, level]) for window in self._inside(i, j)]
+        window, column = min(columns, key=lambda each: float(each[1].min()))
+        return window, window.choices[int(column.argmin())], float(column.min())
 
     def _kept(self, decision: Decision) -> frozenset[int]:
         """The blocks that ``decision`` keeps."""
         if decision.choice:
             return decision.choice.kept
-        enters = self.chain.segments[decision.segment].enters
+        enters = decision.segment.enters
         return frozenset() if enters is None else frozenset((enters,))
 
-    def _end(self, i: int) -> int:
-        """The last stage of segment ``i``."""
-        stages = self.chain.segments[i].stages
-        return stages[-1] if stages else stages.start - 1
+
+def _unit(most: int, entering: list[int]) -> int:
+    """A unit of up to ``most`` bytes in which what enters a segment is a whole number, if that can be."""
+    levels = min(FINEST, max(LEVELS, ENTRIES // len(entering) ** 2))
+    least, common = max(1, -(-most // levels)), sorted(entering)[len(entering) // 2]
+    if common >= least:
+        return -(-common // (common // least))
+    return common if common * COARSE >= least else least
 
 
 def chain_plans(problem: Problem, merged: Merged) -> ChainPlans | None:

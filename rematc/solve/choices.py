@@ -17,11 +17,12 @@ import numpy as np
 from rematc.solve.decode import missing
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
-from rematc.solve.segments import Chain, Segment
+from rematc.solve.segments import Chain, Segment, joined
 from rematc.solve.within import MOST, Point, Run, Runs, Ways
 
-CORNERS = 6  # of the sets that are worth keeping
+CORNERS = 20  # of the sets that are worth keeping
 LIMITS = 6
+WIDEST, WIDE, MANY = 3, 2, 64  # segments in a window, and where a chain has many
 
 Way = tuple[frozenset[int], Runs]  # the blocks kept, and the units that run in each stage
 
@@ -30,8 +31,8 @@ Way = tuple[frozenset[int], Runs]  # the blocks kept, and the units that run in 
 class Choice:
     """The blocks ``kept``, the units that each stage ``runs`` again, and what follows.
 
-    ``make_ns``: to run the segment from what enters it, up to what leaves it and what is kept;
-    ``make_bytes`` are alive then at the most. ``again_ns``: what the stages make again. ``peak_bytes`` are
+    ``make_ns``: to run the segment from what enters it, up to what leaves it and what is kept; ``first_ns``: in
+    forward, which runs most of it anyway; ``make_bytes`` are alive then at the most. ``again_ns``: what the stages make again. ``peak_bytes`` are
     alive while they run, resident ones and gradients included, what enters the segment not.
     """
 
@@ -39,31 +40,63 @@ class Choice:
     runs: Runs
     kept_bytes: int
     make_ns: int
+    first_ns: int
     make_bytes: int
     again_ns: int
     peak_bytes: int
 
 
-def choices_of(merged: Merged, chain: Chain) -> list[list[Choice]]:
-    """For each segment its choices; the last keeps nothing."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some segments, one after the other, taken as one, and what that may keep; nothing is the last choice."""
+
+    length: int
+    segment: Segment
+    choices: list[Choice]
+
+
+def windows_of(merged: Merged, chain: Chain) -> list[list[Window]]:
+    """By the segment that they begin with, the windows: it alone, then with those after it, up to `MOST` blocks."""
     known: dict[object, list[Way]] = {}
-    found = []
-    for s, segment in enumerate(chain.segments):
-        leaves = chain.segments[s + 1].enters if s + 1 < len(chain.segments) else None
-        part = _Part(merged, chain, segment, leaves)
-        alike, number = part.shape()
-        if alike not in known:
-            known[alike] = [
-                (frozenset(number[b] for b in kept), _placed(runs, segment.units.index))
-                for kept, runs in part.ways()
-            ]
-        block = {n: b for b, n in number.items()}
-        ways = (
-            (frozenset(block[n] for n in kept), _placed(runs, segment.units.__getitem__))
-            for kept, runs in known[alike]
-        )
-        found.append([part.choice(way) for way in ways])
-    return found
+    return [list(_windows(merged, chain, s, known)) for s in range(len(chain.segments))]
+
+
+def _windows(merged: Merged, chain: Chain, s: int, known: dict[object, list[Way]]) -> Iterator[Window]:
+    widest = WIDEST if len(chain.segments) <= MANY else WIDE
+    for length in range(1, min(widest, len(chain.segments) - s) + 1):
+        segments = chain.segments[s : s + length]
+        after = chain.segments[s + length : s + length + 1]
+        part = _Part(merged, chain, joined(segments), after[0].enters if after else None)
+        if length > 1 and len(part.own) > MOST:
+            return
+        yield Window(length, part.segment, _choices(part, known))
+
+
+def _choices(part: _Part, known: dict[object, list[Way]]) -> list[Choice]:
+    alike, number = part.shape()
+    units = part.segment.units
+    if alike not in known:
+        known[alike] = [
+            (frozenset(number[b] for b in kept), _placed(runs, units.index)) for kept, runs in part.ways()
+        ]
+    block = {n: b for b, n in number.items()}
+    ways = (
+        (frozenset(block[n] for n in kept), _placed(runs, units.__getitem__)) for kept, runs in known[alike]
+    )
+    return _undominated([part.choice(way) for way in ways])
+
+
+def _undominated(choices: list[Choice]) -> list[Choice]:
+    """Those that no other is as good as in all respects; the last, which keeps nothing, stays."""
+    *others, last = dict.fromkeys(choices)
+    numbers = np.array([_numbers(c) for c in (*others, last)])
+    no_worse = (numbers[:, None] <= numbers[None, :]).all(axis=2)
+    better = no_worse & (~no_worse.T | np.tri(len(numbers), k=-1, dtype=bool).T)  # of equal ones the first
+    return [c for c, worse in zip(others, better.any(axis=0), strict=False) if not worse] + [last]
+
+
+def _numbers(c: Choice) -> tuple[int, ...]:
+    return c.kept_bytes, c.make_ns, c.first_ns, c.make_bytes, c.again_ns, c.peak_bytes
 
 
 def _placed(runs: Runs, place: Callable[[int], int]) -> Runs:
@@ -191,6 +224,7 @@ class _Part:
             runs,
             sum(core.block_bytes[b] for b in kept if b != self.leaves),
             sum(core.units[u].cost_ns for u in units),
+            sum(core.units[u].cost_ns for u in units if not core.units[u].required),
             max(self._burst(units, {*leaving, *kept}), default=0),
             self.again_ns(runs),
             max(self._live(runs), default=0),

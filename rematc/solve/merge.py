@@ -5,6 +5,11 @@ g reads is read by f too, is always at hand, or is made for g alone from what f 
 g's result. Whoever would keep v, or what is made for g alone, can run g when f runs and keep its result
 instead, for the same time and no more memory. So f, g and what is made for g alone become one unit.
 
+A *tie*: only unit g reads block v of unit f, both what f reads and g's result are no larger, and f needs no
+more than g beside v. Whoever would keep v can keep what f reads, until g runs, and run f then; and g's
+result from then on. So f and g become one unit, whatever else g reads: the sum of two branches, of which one
+ends in a normalisation, is one.
+
 Before that, the smallest blocks of a large core are taken out: they are saved, and not decided about.
 """
 
@@ -161,7 +166,11 @@ def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tupl
     readers = {b: set(r) for b, r in enumerate(core.readers)}
     maker = {b: u for u, unit in units.items() for b in unit.makes}
     for f in list(units):
-        while (group := _group(f, core, units, readers, maker, read)) is not None:
+        while True:
+            chain = _group(f, core, units, readers, maker, read)
+            group = chain or _tie(f, core, units, readers, read)
+            if group is None:
+                break
             *inner, g = group
             unit = _fused(core, [units[u] for u in inner], units[g])
             for u in inner:
@@ -170,7 +179,7 @@ def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tupl
                     readers[b].add(g)
                 parts[g] += parts.pop(u)
                 del units[u]
-            units[g], parts[g], lead[g] = unit, tuple(sorted(parts[g])), lead[f]
+            units[g], parts[g], lead[g] = unit, tuple(sorted(parts[g])), lead[f] if chain else lead[g]
             f = g
     return units, parts, lead
 
@@ -211,6 +220,25 @@ def _group(
             return None
         group.append(u)
     return (*sorted(group), g)
+
+
+def _tie(
+    f: int, core: Core, units: dict[int, Unit], readers: dict[int, set[int]], read: set[int]
+) -> tuple[int, int] | None:
+    """Unit f and its one reader; None if they are no tie."""
+    unit = units.get(f)
+    if unit is None or unit.pinned or len(unit.makes) != 1:
+        return None
+    (v,) = unit.makes
+    if v in core.held | read or len(readers[v]) != 1:
+        return None
+    (g,) = readers[v]
+    reader, size = units[g], core.block_bytes[v]
+    inputs_bytes = sum(core.block_bytes[b] for b in {*unit.reads} - core.held)
+    result_bytes = _result_bytes(core, reader)
+    fits = max(inputs_bytes, result_bytes) <= size
+    fits &= inputs_bytes + unit.workspace_bytes <= result_bytes + reader.workspace_bytes
+    return (f, g) if fits and not reader.pinned and unit.required == reader.required else None
 
 
 def _fused(core: Core, inner: list[Unit], last: Unit) -> Unit:

@@ -8,7 +8,7 @@ result), can't be made twice, or are read in backward far from the segment's oth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -31,6 +31,11 @@ class Segment:
     enters: int | None
     stages: range
 
+    @property
+    def end(self) -> int:
+        """The stage after its last one."""
+        return self.stages.stop
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -50,6 +55,13 @@ class Chain:
             change[last[b] + 1] -= self.core.block_bytes[b]
         total = sum(self.core.block_bytes[b] for b in self.always)
         return [total + down for down in accumulate(change[t] for t in range(end))]
+
+
+def joined(segments: Sequence[Segment]) -> Segment:
+    """``segments``, each after the other, as one."""
+    first, last = segments[0], segments[-1]
+    units = tuple(u for segment in segments for u in segment.units)
+    return Segment(tuple(sorted(units)), first.enters, range(last.stages.start, first.stages.stop))
 
 
 def chain_of(core: Core) -> Chain | None:

@@ -31,7 +31,7 @@ from rematc.solve.spans import tightest
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
 FINER = 2, 4  # parts of what counts as little
-HOPELESS = 3  # times the cheapest plan known: not worth starting from
+HOPELESS = 1.5  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()
 FALLEN_BACK = (
     "the MILP found no cheaper plan within the time limit; this is the greedy one; "

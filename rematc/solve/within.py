@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-MOST = 12  # blocks: there are 4096 sets of them
+MOST = 14  # blocks: there are 16384 sets of them
 
 Runs = tuple[tuple[int, ...], ...]  # units by stage
 
@@ -70,18 +70,15 @@ class Ways:
             self.bytes[self.sets >> n & 1 == 1] += each
         self.moves = [self._gone(n) for n in range(len(size))]
         self.moves += [move for run in reversed(runs) for move in self._moves(run)]
-        value = np.zeros(len(self.sets))
-        self.values, self.choices = [value], list[Any]()
+        self.least, self.choices, wanted = np.zeros(1), list[Any](), 0
         for point in reversed(points):
-            value, choice = self._before(point, value)
-            self.values.append(value)
+            wanted |= point.reads
+            for run in reversed(runs):  # those that read what a unit makes come after it
+                wanted |= run.reads if run.makes & wanted else 0
+            self.least, choice = self._before(point, self.least, 1 << wanted.bit_length())
             self.choices.append(choice)
         self.choices.reverse()
-
-    @property
-    def least(self) -> Any:
-        """V by set when the first stage begins, infinite where there is no way."""
-        return self.values[-1]
+        self.least = self._later(self.least, len(self.sets))
 
     def least_ns(self, kept: int) -> int | None:
         """V for the set ``kept``."""
@@ -91,6 +88,7 @@ class Ways:
         """The units that run in each stage on the cheapest way from ``kept``."""
         found = []
         for choice in self.choices:
+            kept &= len(choice) - 1  # what comes later is not read any more
             units = []
             while (n := int(choice[kept])) >= 0:
                 move = self.moves[n]
@@ -99,27 +97,38 @@ class Ways:
             found.append(tuple(units))
         return tuple(found)
 
-    def _before(self, point: Point, after: Any) -> tuple[Any, Any]:
-        """V when the stage begins, from that when the next does, and the move to make (-1: the op runs)."""
-        value = after.copy()
-        value[(self.sets & point.reads != point.reads) | (self.bytes + point.op_bytes > self.limit)] = np.inf
-        choice = np.full(len(self.sets), -1, dtype=np.int16)
-        is_open = [m.unit is None or self._fits(m, point.before_bytes) for m in self.moves]
+    def _later(self, after: Any, n: int) -> Any:
+        """``after`` for the first ``n`` sets, where it has those of the blocks that still matter then."""
+        return after[self.sets[:n] & (len(after) - 1)]
+
+    def _before(self, point: Point, after: Any, n: int) -> tuple[Any, Any]:
+        """V of the first ``n`` sets when the stage begins, from that when the next does, and the move to make
+        (-1: the op runs).
+        """
+        value, sets = self._later(after, n), self.sets[:n]
+        value[(sets & point.reads != point.reads) | (self.bytes[:n] + point.op_bytes > self.limit)] = np.inf
+        choice = np.full(n, -1, dtype=np.int16)
+        moves = [(m, self._possible(move, point.before_bytes, n)) for m, move in enumerate(self.moves)]
         changed = True
         while changed:
             changed = False
-            for n, (move, is_possible) in enumerate(zip(self.moves, is_open, strict=True)):
-                better = value[move.target] + move.cost_ns < value[move.source]
-                better &= is_possible
+            for m, (source, target) in moves:
+                ns = self.moves[m].cost_ns
+                better = value[target] + ns < value[source]
                 if better.any():
                     changed = True
-                    source = move.source[better]
-                    value[source] = value[move.target[better]] + move.cost_ns
-                    choice[source] = n
+                    value[source[better]] = value[target[better]] + ns
+                    choice[source[better]] = m
         return value, choice
 
-    def _fits(self, move: _Move, beside_bytes: int) -> Any:
-        return self.bytes[move.source] + move.extra_bytes + beside_bytes <= self.limit
+    def _possible(self, move: _Move, beside_bytes: int, n: int) -> tuple[Any, Any]:
+        """From which of the first ``n`` sets to which."""
+        few = np.searchsorted(move.source, n)
+        source, target = move.source[:few], move.target[:few]
+        can = target < n
+        if move.unit is not None:
+            can &= self.bytes[source] + move.extra_bytes + beside_bytes <= self.limit
+        return source[can], target[can]
 
     def _gone(self, n: int) -> _Move:
         source = self.sets[self.sets >> n & 1 == 1]
