@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -74,6 +75,37 @@ def in_groups(seed: int) -> Problem:
     return b.problem(out, [dy])
 
 
+def in_ties(seed: int) -> Problem:
+    """Two sums of what goes round some ops and what comes out of them, of random sizes."""
+    rng = random.Random(seed)
+    b = Builder()
+    last, made = b.input("x"), []
+    for layer in range(2):
+        (inner,) = b.op(f"{layer}.in", [last], rng.choice((4, 8)), ns=rng.choice((1, 5, 20)))
+        made.append(inner)
+        (normed,) = b.op(
+            f"{layer}.norm",
+            [inner],
+            rng.choice((4, 8, 8)),
+            ns=rng.choice((1, 5)),
+            workspace=rng.choice((0, 0, 3)),
+        )
+        (last,) = b.op(
+            f"{layer}.sum",
+            [last, normed],
+            rng.choice((4, 8, 8)),
+            ns=rng.choice((1, 5)),
+            workspace=rng.choice((0, 3)),
+        )
+        made.append(last)
+    out = b.op("out", [last], 1)
+    dy = b.tangent("dy", 1)
+    for n, v in enumerate(reversed(made)):
+        (dy,) = b.op(f"b{n}", [dy, v], 1, phase="backward", workspace=rng.choice((0, 0, 6)))
+    (dy,) = b.op("c", [dy], 1, phase="backward", workspace=rng.choice((0, 4, 10)))
+    return b.problem(out, [dy])
+
+
 def any_order_bound(problem: Problem) -> int:
     """From every row that holds in any order of recomputation."""
     assert problem.budget_bytes is not None
@@ -86,11 +118,20 @@ def any_order_bound(problem: Problem) -> int:
     return f.floor_ns(result.bound)
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 200, 50)], ids=str)
-def test_what_is_made_for_one_reader_alone_merges_where_no_plan_gains_by_keeping_it(seeds: range) -> None:
+@pytest.mark.parametrize(
+    ("layers", "seeds"),
+    [
+        *((in_groups, range(start, start + 50)) for start in range(0, 200, 50)),
+        *((in_ties, range(start, start + 50)) for start in range(0, 100, 50)),
+    ],
+    ids=str,
+)
+def test_what_is_made_for_one_reader_alone_merges_where_no_plan_gains_by_keeping_it(
+    layers: Callable[[int], Problem], seeds: range
+) -> None:
     """A small block can be worth saving by itself; and not all parts need run where one does."""
     merges = recomputed = 0
-    for asked, least_ns in with_optima(map(in_groups, seeds)):
+    for asked, least_ns in with_optima(map(layers, seeds)):
         merged = merge(reduce(asked, pauses=1))
         found = search(asked, merged, complete(merged.core), 0.0, Deadline.after(60)).best
         assert found is None or found.plan.cost_ns == least_ns
@@ -112,6 +153,45 @@ def test_where_a_merged_unit_runs_its_lead_surely_does() -> None:
     merged = merge(reduce(b.problem(out, [dx])))
     assert merged.parts[0] == (0, 1, 2, 3) and merged.lead[0] == 0
     assert merged.lead_bytes(0) == 8 + 6
+
+
+def residual(
+    norm_bytes: int, sum_bytes: int, workspace: tuple[int, int] = (0, 0), twice: bool = False
+) -> Merged:
+    """x + norm(inner(x)), where backward reads what inner makes, and the sum."""
+    b = Builder()
+    x = b.input("x")
+    (first,) = b.op("first", [x], 8)
+    (inner,) = b.op("inner", [first], 8)
+    (norm,) = b.op("norm", [inner], norm_bytes, workspace=workspace[0])
+    (total,) = b.op("sum", [first, norm], sum_bytes, workspace=workspace[1])
+    out = b.op("out", [total, norm] if twice else [total], 1)
+    dy = b.tangent("dy", 1)
+    for n, v in enumerate((total, inner, first)):
+        (dy,) = b.op(f"b{n}", [dy, v], 1, phase="backward")
+    return merge(reduce(b.problem(out, [dy])))
+
+
+def test_a_branch_that_ends_in_a_block_no_smaller_is_one_with_the_sum() -> None:
+    tied = residual(8, 8)
+    assert (2, 3) in tied.parts
+    u = tied.parts.index((2, 3))
+    assert tied.lead[u] == 3  # norm can run earlier in a plan, the sum can't
+
+
+@pytest.mark.parametrize(
+    ("norm_bytes", "sum_bytes", "workspace", "twice"),
+    [
+        (4, 4, (0, 5), False),  # norm's result is smaller than what it reads
+        (8, 9, (0, 0), False),  # smaller than the sum
+        (8, 8, (1, 0), False),  # norm needs more than the sum
+        (8, 8, (0, 0), True),
+    ],
+)
+def test_not_where_the_block_is_worth_keeping_or_making_it_needs_more(
+    norm_bytes: int, sum_bytes: int, workspace: tuple[int, int], twice: bool
+) -> None:
+    assert (2, 3) not in residual(norm_bytes, sum_bytes, workspace, twice).parts
 
 
 def room(problem: Problem) -> int:

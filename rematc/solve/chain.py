@@ -8,7 +8,9 @@ enters segment i, what it costs to go back from segment j to i, when it is at th
         keep       run i, keep some of its blocks and what leaves it, go back from j to i+1, then over i
         checkpoint run i to k-1, keep what enters k alone, go back from j to k, then from k-1 to i anew
 
-C(i, n, m) is the same in the first pass, from the last of n segments: what forward runs anyway is for nothing.
+C(i, n, m) is the same for the first pass, from the last of n segments: what forward runs anyway is free.
+In place of segment i alone, some of those that follow it can be taken with it as one, as a window.
+
 Bytes are counted in units, rounded up; the plan that comes out is measured exactly.
 """
 
@@ -50,7 +52,7 @@ class ChainPlans:
         assert problem.budget_bytes is not None
         self.problem, self.merged, self.chain = problem, merged, chain
         self.windows = windows_of(merged, chain)
-        core, n = chain.core, len(chain.segments)
+        core, self.n = chain.core, len(chain.segments)
         self.first = [s.stages[0] if s.stages else s.stages.start for s in chain.segments]
         before = [core.stages[min(t, len(core.stages) - 1)].before_bytes for t in self.first]
         kept = [chain.always_bytes[min(t, len(core.stages) - 1)] for t in self.first]
@@ -58,21 +60,20 @@ class ChainPlans:
         self.base = [*base, base[-1]]
         self.low = min(self.base)
         entering = [0 if s.enters is None else core.block_bytes[s.enters] for s in chain.segments]
-        most = round(ROOM * (problem.budget_bytes - self.low))
+        most = max(0, round(ROOM * (problem.budget_bytes - self.low)))
         self.unit = _unit(most, entering)
         self.levels = most // self.unit + 2
         self.enters = list(map(self._units, entering))
-        self.table = np.full((n, n + 1, self.levels), np.inf, dtype=np.float32)
+        self.level, self.nothing = np.arange(self.levels), np.zeros(self.levels, dtype=np.float32)
+        self.table = np.full((self.n, self.n + 1, self.levels), np.inf, dtype=np.float32)
         self.shifted = self.table.copy()  # C(k, j, m - what enters k)
         plain = [of_segment[0].choices[-1] for of_segment in self.windows]  # nothing is kept
-        self.run_ns = np.array([c.make_ns for c in plain], dtype=float)
-        self.first_ns = np.array([c.first_ns for c in plain], dtype=float)
+        self.run_ns = np.array([c.make_ns for c in plain], dtype=np.float32)
+        self.first_ns = np.array([c.first_ns for c in plain], dtype=np.float32)
         self.run_bytes = [c.make_bytes for c in plain]
-        for length in range(n):
-            for i in range(n - length):
-                self._fill(i, i + length)
-        for i in reversed(range(n)):
-            self._fill(i, n)
+        for j in range(self.n + 1):
+            for i in reversed(range(self._last(j) + 1)):
+                self._fill(i, j)
 
     def written(self, budget_bytes: int) -> Written | None:
         """The cheapest plan within ``budget_bytes`` that some level says, or None; found by bisection."""
@@ -83,7 +84,10 @@ class ChainPlans:
                 break
             found = self._at(level)
             if found is None or found.plan.peak_bytes <= budget_bytes:
-                best, low = min((w for w in (best, found) if w), key=lambda w: w.plan.cost_ns, default=None), level
+                best, low = (
+                    min((w for w in (best, found) if w), key=lambda w: w.plan.cost_ns, default=None),
+                    level,
+                )
             else:
                 high = level
             level = (low + high) // 2
@@ -110,49 +114,51 @@ class ChainPlans:
         return max(0, -(-(size - self.low) // self.unit))
 
     def _fill(self, i: int, j: int) -> None:
-        costs = [self._keep(i, j, window).min(axis=0) for window in self._inside(i, j)]
+        cost = self.table[i, j]
+        for window in self._inside(i, j):
+            for _, first, row in self._keep(i, j, window):
+                np.minimum(cost[first:], row, out=cost[first:])
         if i < self._last(j):
-            costs.append(self._checkpoint(i, j).min(axis=0))
-        self.table[i, j] = cost = np.minimum.reduce(costs)
+            np.minimum(cost, self._checkpoint(i, j).min(axis=0), out=cost)
         shift = min(self.enters[i], self.levels)
         self.shifted[i, j, shift:] = cost[: self.levels - shift]
 
     def _last(self, j: int) -> int:
         """The segment from which column ``j`` goes back."""
-        return min(j, len(self.chain.segments) - 1)
+        return min(j, self.n - 1)
 
     def _inside(self, i: int, j: int) -> list[Window]:
         """The windows that begin with segment i and end by the last one."""
         return [window for window in self.windows[i] if i + window.length <= self._last(j) + 1]
 
-    def _keep(self, i: int, j: int, window: Window) -> np.ndarray:
-        """Cost by choice and level of keeping that of ``window``, which begins with segment i.
+    def _keep(self, i: int, j: int, window: Window) -> Iterator[tuple[Choice, int, np.ndarray]]:
+        """Choices of ``window``, which begins with segment i: the least level for each, its cost from there.
 
         Where that is the last one, and not in the first pass, there is nothing to keep anything for.
         """
-        rows = np.full((len(window.choices), self.levels), np.inf)
-        after, is_first = i + window.length, j == len(self.windows)
-        for row, c in zip(rows, window.choices, strict=True):
-            first = self._level(max(c.peak_bytes, self.base[j] + c.make_bytes))
-            if after > self._last(j):
-                if is_first:
-                    row[first:] = c.first_ns + c.again_ns
-                elif not c.kept:
-                    row[self._level(c.peak_bytes) :] = c.again_ns
-                continue
-            shift = self._units(c.kept_bytes)
-            if (first := max(shift, first)) < self.levels:
-                row[first:] = self.shifted[after, j, first - shift : self.levels - shift]
-                row[first:] += c.again_ns + (c.first_ns if is_first else c.make_ns)
-        return rows
+        after, is_first = i + window.length, j == self.n
+        is_last = after > self._last(j)
+        for c in window.choices:
+            cost, need = c.again_ns + c.make_ns, max(c.peak_bytes, self.base[j] + c.make_bytes)
+            if is_first:
+                cost = c.again_ns + c.first_ns
+            elif is_last:
+                if c.kept:
+                    continue
+                cost, need = c.again_ns, c.peak_bytes
+            shift = 0 if is_last else self._units(c.kept_bytes)
+            first = max(shift, self._level(need))
+            if first < self.levels:
+                later = self.nothing if is_last else self.shifted[after, j]
+                yield c, first, later[first - shift : self.levels - shift] + np.float32(cost)
 
     def _checkpoint(self, i: int, j: int) -> np.ndarray:
         """Cost by k - i - 1 and level of keeping only what enters k."""
-        last, run_ns = self._last(j), self.run_ns if j < len(self.windows) else self.first_ns
-        ks = np.arange(i + 1, last + 1)
-        rows = self.shifted[ks, j] + self.table[i, ks - 1] + np.cumsum(run_ns[i:last])[:, None]
+        last, run_ns = self._last(j), self.run_ns if j < self.n else self.first_ns
+        rows = self.shifted[i + 1 : last + 1, j] + self.table[i, i:last]
+        rows += np.cumsum(run_ns[i:last])[:, None]
         need = np.maximum.accumulate([self._level(self.base[j] + b) for b in self.run_bytes[i:last]])
-        rows[np.arange(self.levels)[None, :] < need[:, None]] = np.inf
+        rows[self.level < need[:, None]] = np.inf
         return rows
 
     def _draft(self, level: int) -> Draft:
@@ -171,7 +177,9 @@ class ChainPlans:
         for d in decisions:
             if d.choice:
                 for t, units in zip(d.segment.stages, d.choice.runs, strict=True):
-                    first = missing(core, sorted(made[t]), core.held | self.chain.always | there.get(t, set()))
+                    first = missing(
+                        core, sorted(made[t]), core.held | self.chain.always | there.get(t, set())
+                    )
                     runs[t] = (*first, *(u for u in units if u not in first))
         saved = {b for d in decisions if d.at < 0 for b in self._kept(d)} | self.chain.always
         return Draft(frozenset(saved) - core.held, tuple(runs))
@@ -184,7 +192,7 @@ class ChainPlans:
             i, j, m, at = stack.pop()
             window, choice, cost = self._kept_best(i, j, m)
             checkpoint = self._checkpoint(i, j)[:, m] if i < self._last(j) else np.full(1, np.inf)
-            if cost <= checkpoint.min():
+            if choice and cost <= checkpoint.min():
                 yield Decision(window.segment, choice, at)
                 k, left = i + window.length, m - self._units(choice.kept_bytes)
             else:
@@ -194,11 +202,15 @@ class ChainPlans:
                 yield Decision(segments[k], None, at)
                 stack.append((k, j, left - self.enters[k], at))
 
-    def _kept_best(self, i: int, j: int, level: int) -> tuple[Window, Choice, float]:
+    def _kept_best(self, i: int, j: int, level: int) -> tuple[Window, Choice | None, float]:
         """The window that begins with segment i, its choice, and their cost, where that is least."""
-        columns = [(window, self._keep(i, j, window)[:, level]) for window in self._inside(i, j)]
-        window, column = min(columns, key=lambda each: float(each[1].min()))
-        return window, window.choices[int(column.argmin())], float(column.min())
+        found: Iterator[tuple[Window, Choice | None, float]] = (
+            (window, choice, float(row[level - first]))
+            for window in self._inside(i, j)
+            for choice, first, row in self._keep(i, j, window)
+            if first <= level
+        )
+        return min(found, key=lambda each: each[2], default=(self.windows[i][0], None, math.inf))
 
     def _kept(self, decision: Decision) -> frozenset[int]:
         """The blocks that ``decision`` keeps."""

@@ -31,9 +31,10 @@ Way = tuple[frozenset[int], Runs]  # the blocks kept, and the units that run in 
 class Choice:
     """The blocks ``kept``, the units that each stage ``runs`` again, and what follows.
 
-    ``make_ns``: to run the segment from what enters it, up to what leaves it and what is kept; ``first_ns``: in
-    forward, which runs most of it anyway; ``make_bytes`` are alive then at the most. ``again_ns``: what the stages make again. ``peak_bytes`` are
-    alive while they run, resident ones and gradients included, what enters the segment not.
+    ``make_ns``: to run the segment from what enters it, up to what leaves it and what is kept; ``first_ns``:
+    the same in forward, which runs most of it anyway. ``make_bytes`` are alive then at the most.
+    ``again_ns``: what the stages make again. ``peak_bytes`` are alive while they run, resident ones and
+    gradients included, what enters the segment not.
     """
 
     kept: frozenset[int]
@@ -48,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some segments, one after the other, taken as one, and what that may keep; nothing is the last choice."""
+    """Some segments, one after the other, taken as one, and what that may keep: nothing comes last."""
 
     length: int
     segment: Segment
@@ -56,7 +57,7 @@ class Window:
 
 
 def windows_of(merged: Merged, chain: Chain) -> list[list[Window]]:
-    """By the segment that they begin with, the windows: it alone, then with those after it, up to `MOST` blocks."""
+    """By the segment that they begin with: it alone, then with those after it, up to `MOST` blocks."""
     known: dict[object, list[Way]] = {}
     return [list(_windows(merged, chain, s, known)) for s in range(len(chain.segments))]
 

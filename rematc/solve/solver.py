@@ -179,8 +179,9 @@ def _starts(problem: Problem, merged: Merged, little: int, gap: float, deadline:
     if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
     found = [plain, drop(problem, merged), _chained(problem, merged)]
-    if not any(found):  # what is saved as small can be too much, or too little for few enough blocks
-        found = [_chained(problem, merge(merged.full, little // part)) for part in FINER]
+    finer = (little // part for part in FINER)  # what is saved as small can be too much, or too little
+    while not any(found) and (small := next(finer, None)) is not None:
+        found = [_chained(problem, merge(merged.full, small))]
     if not any(found):
         found = [evict(problem, merged, deadline)]
     costs = [written.plan.cost_ns for written in found if written]
