@@ -145,12 +145,12 @@ def simulate(problem: Problem, plan: Plan) -> Profile:
     return _profile(problem, walk, boundary, end)
 
 
-def judged(problem: Problem, plan: Plan) -> Plan:
-    """``plan`` with its peak, cost, budget and digest filled in from the simulation.
+def judged(problem: Problem, plan: Plan, profile: Profile | None = None) -> Plan:
+    """``plan`` with its peak, cost, budget and digest filled in from the simulation: its ``profile``.
 
     A bound above the cost was proven of other costs: it is dropped, and with it what was proven.
     """
-    profile = simulate(problem, plan)
+    profile = profile or simulate(problem, plan)
     if plan.bound_ns > profile.recompute_ns:
         status = "feasible" if plan.status == "optimal" else plan.status
         plan = replace(plan, bound_ns=0, status=status)

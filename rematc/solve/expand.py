@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.simulate import judged, simulate
+from rematc.simulate import Profile, judged, simulate
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
 
@@ -23,9 +23,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A plan, the draft that it says, for which core, and the stage that each backward step belongs to."""
+    """A plan, its simulation, the draft that it says, for which core, and the stage of each backward step."""
 
     plan: Plan
+    profile: Profile
     draft: Draft
     merged: Merged
     stages: tuple[int, ...]
@@ -62,8 +63,9 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
     writer.take(problem.graph.gradients)
     stages += [len(draft.runs) - 1] * (len(writer.steps) - len(stages))
     saved_values, kept = writer.finish()
-    plan = judged(problem, Plan(saved_values, tuple(writer.steps[n] for n in kept)))
-    return Written(plan, draft, merged, tuple(stages[n] for n in kept))
+    plan = Plan(saved_values, tuple(writer.steps[n] for n in kept))
+    profile = simulate(problem, plan)
+    return Written(judged(problem, plan, profile), profile, draft, merged, tuple(stages[n] for n in kept))
 
 
 def restated(problem: Problem, merged: Merged, written: Written) -> Written:
@@ -92,7 +94,7 @@ def excesses(problem: Problem, written: Written) -> Iterator[tuple[int | None, i
     What is taken between the passes is the first stage's; it has no op.
     """
     assert problem.budget_bytes is not None
-    profile = simulate(problem, written.plan)
+    profile = written.profile  # the budget does not change it
     n_forward = len(profile.steps) - len(written.stages)
     stages = [*(None for _ in range(n_forward)), *written.stages]
     if problem.meanwhile_bytes and profile.between_bytes > problem.budget_bytes:

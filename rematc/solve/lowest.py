@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from rematc.problem import Problem
-from rematc.solve.along import along
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.drop import drop
 from rematc.solve.evict import evict
 from rematc.solve.expand import Written, expand
+from rematc.solve.hold import held_longer
 from rematc.solve.merge import Merged, unmerged
 from rematc.solve.model import NODES
 from rematc.solve.narrow import Narrowing
@@ -24,7 +24,8 @@ SHARE = 0.4  # of the time, for the MILP
 TRIES = 6
 CHAINS = 2
 ENOUGH = 0.05  # above the bound: then nothing else is tried
-SCRATCH_PAIRS = 200_000  # more would take too long to write and to judge
+SLIGHTLY = 0.005
+SCRATCH_PAIRS = 2_000_000  # of stages and units: for more, what is made anew takes too long to write
 
 
 def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline) -> tuple[Written, int]:
@@ -39,7 +40,13 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
     def is_low() -> bool:
         return best.plan.peak_bytes <= max(asked, _above(problem, bound, ENOUGH))
 
-    if not is_low() and max(merged.core.born, default=0) < 0:
+    can_narrow = max(merged.core.born, default=0) < 0
+    if not is_low() and can_narrow and len(merged.core.stages) * len(merged.core.units) <= SCRATCH_PAIRS:
+        held = held_longer(
+            problem, merged, max(asked, bound), deadline
+        )  # where it is little lower, it is dearer
+        best = held if _above(problem, held.plan.peak_bytes, SLIGHTLY) < best.plan.peak_bytes else best
+    if not is_low() and can_narrow:
         narrowing = Narrowing(problem, unmerged(merged.full), best, bound)
         narrowing.run(asked, ENOUGH, deadline)
         best, bound = narrowing.best, narrowing.bound_bytes
@@ -83,7 +90,7 @@ def _chained(problem: Problem, merged: Merged, start: Written) -> Written:
 
 
 def _dropped(problem: Problem, merged: Merged, start: Written, deadline: Deadline) -> Written:
-    """The plan with the lowest peak that needs no MILP: by dropping, evicting, or each stage from scratch."""
+    """The plan with the lowest peak that needs no MILP: by dropping, or evicting."""
     best = start
     for by in (drop, partial(evict, deadline=deadline)):
         low = problem.base_bytes
@@ -94,9 +101,6 @@ def _dropped(problem: Problem, merged: Merged, start: Written, deadline: Deadlin
                 low = middle
             else:
                 best = written
-    core = merged.core
-    if max(core.born) < 0 and len(core.stages) * len(core.units) <= SCRATCH_PAIRS:
-        best = min(best, expand(problem, merged, along(core)), key=_peak)
     return best
 
 

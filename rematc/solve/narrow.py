@@ -6,6 +6,7 @@ says needs more than the limit, blocks that are read there are tracked too, each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class Narrowing:
     bound_bytes: int
 
     def run(self, asked_bytes: int, share: float, deadline: Deadline) -> None:
-        """Try limits until the two are ``share`` of the peak apart, or a plan needs no more than asked."""
+        """Try limits until the two are ``share`` of the bound apart, or a plan needs no more than asked."""
         lowest, highest = self.peak_bytes, self.bound_bytes - 1  # of the limits that could not be decided
         limit: int | None = asked_bytes if self.bound_bytes < asked_bytes < self.peak_bytes else None
         while deadline.left() > 0 and self.peak_bytes > asked_bytes:
@@ -55,9 +56,12 @@ class Narrowing:
         return self.best.plan.peak_bytes
 
     def _between(self, low: int, high: int, share: float) -> int | None:
-        """The limit in the middle, if the two are far apart."""
-        is_apart = high - low > share * max(0, self.peak_bytes - self.problem.base_bytes)
-        return (low + high) // 2 if is_apart else None
+        """A limit between two that are far apart: the middle, or what, ruled out, leaves them near."""
+        base = self.problem.base_bytes
+        if high - low <= share * max(0, self.bound_bytes - base):
+            return None
+        middle, enough = (low + high) // 2, base + math.ceil((high - base) / (1 + share))
+        return max(middle, enough) if enough < high else middle
 
     def _decide(self, limit: int, asked_bytes: int, deadline: Deadline) -> bool | None:
         """Is there a plan within ``limit``? None: neither was found nor ruled out.
