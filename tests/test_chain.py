@@ -15,6 +15,7 @@ from rematc.solve.chain import chain_plans
 from rematc.solve.choices import windows_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
+from rematc.solve.improve import NEAR
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.reduce import reduce
 from rematc.solve.segments import Chain, chain_of
@@ -190,8 +191,8 @@ def test_where_budgets_are_tight_a_second_is_enough_for_what_a_chain_costs(name:
     plans = chain_plans(asked, merge(reduce(asked)))
     written = plans and plans.written(asked.budget_bytes or 0)
     assert written is not None
-    options = SolveOptions(time_limit_s=1)
-    assert solve(asked, options).cost_ns <= (1 + options.gap) * written.plan.cost_ns
+    found = solve(asked, SolveOptions(time_limit_s=1))  # where one is near the bound no other is looked for
+    assert found.cost_ns <= max(NEAR * found.bound_ns, written.plan.cost_ns)
 
 
 def test_where_no_plan_is_known_a_finer_merge_has_one() -> None:

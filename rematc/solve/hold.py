@@ -40,7 +40,8 @@ class _Holding:
     def __init__(self, merged: Merged) -> None:
         self.core = core = merged.core
         once = {b for unit in core.units if unit.pinned for b in unit.makes} - core.held
-        read = {b for unit in (*core.units, *core.stages) for b in unit.reads}
+        read = {b for unit in core.units for b in unit.reads}
+        read |= {b for stage in core.stages for b in stage.reads}
         self.saved = frozenset(once & read)
         self.saved_bytes = self._bytes(self.saved)
         self.steps = [merged.steps(u) for u in range(len(core.units))]

@@ -31,10 +31,11 @@ PATIENCE = 0.25  # of the time left, for one step: most take next to nothing
 
 
 class Starts(NamedTuple):
-    """Plans to start from, and a lower bound on the cost of every plan that came with them."""
+    """Plans to start from, a lower bound on all costs that came with them, and which of these is greedy."""
 
     plans: list[Written]
     bound_ns: int = 0
+    greedy: Written | None = None
 
 
 class Improver:
@@ -48,7 +49,7 @@ class Improver:
         self.problem = problem
         self.starts: Callable[[], Starts] | None = starts
         self.searches: list[_Neighbourhood] = []
-        self.first: Written | None = None
+        self.greedy: Written | None = None  # the plan that no search has made cheaper yet
         self.bound_ns = 0  # that came with the starts
         self.tail: Tail | None = None  # told exactly
 
@@ -56,17 +57,16 @@ class Improver:
         """Start from the plan that is ``known``, if that is near the bound; if not, find others, once."""
         near = known and _cost(known) <= NEAR * bound_ns
         if not self.searches and not near and self.starts:
-            found, self.bound_ns = self.starts()
+            found, self.bound_ns, self.greedy = self.starts()
             self.starts = None
             starts = [*found, known] if known else found
             self.searches = [self._around(plan) for plan in starts]
-            self.first = min(found, key=_cost, default=None)
         elif known:
             self.offer(known)
 
     def begin_from(self, plan: Written) -> None:
         """Start from ``plan``, there is no other."""
-        self.first = plan
+        self.greedy = plan
         self.offer(plan)
 
     @property

@@ -45,8 +45,8 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     ``budget_bytes``, resident included, stands in for the problem's own. The plan's ``bound_ns`` is a lower
     bound on the cost of every plan that recomputes right before a backward op that reads forward memory, with
     the backward ops in the plan's order: that of the graph, or another that `best_order` prefers.
-    ``status`` is "optimal" (proven within ``options.gap``), "feasible", or "greedy" if the search found
-    nothing better than the plan it began with. Raises `BudgetError` if nothing fits; its ``minimum_bytes``
+    ``status`` is "optimal" (proven within ``options.gap``), "feasible", or "greedy" if nothing was found that
+    is cheaper than the greedy plan. Raises `BudgetError` if nothing fits; its ``minimum_bytes``
     does fit.
 
     >>> from rematc.graph import Graph, Op, Value
@@ -165,7 +165,7 @@ def _solve_large(
         if_far = end  # the improver is through: all the time left is for the search
     assert improver.best is not None
     plan = _judge(improver.best.plan, bound_ns, options.gap)
-    return _fallen_back(plan) if improver.best is improver.first and plan.status == "feasible" else plan
+    return _fallen_back(plan) if improver.best is improver.greedy and plan.status == "feasible" else plan
 
 
 def _is_near(found: Written | None, bound_ns: int, gap: float) -> TypeGuard[Written]:
@@ -178,15 +178,16 @@ def _starts(problem: Problem, merged: Merged, little: int, gap: float, deadline:
     plain, bound_ns = reversal(problem, merged, gap, deadline)
     if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
-    found = [plain, drop(problem, merged), _chained(problem, merged)]
+    greedy = drop(problem, merged)
+    found = [plain, greedy, _chained(problem, merged)]
     finer = (little // part for part in FINER)  # what is saved as small can be too much, or too little
     while not any(found) and (small := next(finer, None)) is not None:
         found = [_chained(problem, merge(merged.full, small))]
     if not any(found):
-        found = [evict(problem, merged, deadline)]
+        found = [greedy := evict(problem, merged, deadline)]
     costs = [written.plan.cost_ns for written in found if written]
     near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
-    return Starts(near, bound_ns)
+    return Starts(near, bound_ns, greedy)
 
 
 def _chained(problem: Problem, merged: Merged) -> Written | None:
