@@ -194,6 +194,21 @@ def test_not_where_the_block_is_worth_keeping_or_making_it_needs_more(
     assert (2, 3) not in residual(norm_bytes, sum_bytes, workspace, twice).parts
 
 
+def test_of_a_sum_of_two_branches_one_needs_no_more_than_the_sum_alone() -> None:
+    """Both branches end in a block that only the sum reads; the second needs 8 bytes beside the first's."""
+    b = Builder()
+    x = b.input("x")
+    (one,), (two,) = b.op("one", [x], 8), b.op("two", [x], 8)
+    (left,) = b.op("left", [one], 8)
+    (right,) = b.op("right", [two], 8, workspace=8)
+    (total,) = b.op("sum", [left, right], 8)
+    out = b.op("out", [total], 1)
+    dy = b.tangent("dy", 1)
+    for n, v in enumerate((total, two, one)):
+        (dy,) = b.op(f"b{n}", [dy, v], 1, phase="backward")
+    assert merge(reduce(b.problem(out, [dy]))).parts == ((0,), (1,), (3,), (2, 4), (5,))
+
+
 def room(problem: Problem) -> int:
     assert problem.budget_bytes is not None
     return problem.budget_bytes - problem.base_bytes

@@ -92,3 +92,11 @@ def test_the_runs_cost_what_is_said_and_make_what_is_read() -> None:
                     ns += run.cost_ns
                 assert not point.reads & ~there
             assert ns == said
+
+
+def test_what_a_unit_makes_beside_what_is_read_goes() -> None:
+    """Of two results the second is read by nobody, or was read before."""
+    run = Run(7, 0, 0b11, 5, ((0, 16),))
+    assert Ways((8, 8), [run], [Point(0b01, 0, 0)], 100).least_ns(0) == 5
+    ways = Ways((8, 8), [run], [Point(0b10, 0, 0), Point(0b01, 0, 10)], 20)
+    assert (ways.least_ns(0b10), ways.runs(0b10)) == (5, ((), (7,)))

@@ -30,7 +30,7 @@ from rematc.solve.merge import Merged
 from rematc.solve.segments import Chain, Segment, chain_of
 
 LEVELS, FINEST = 320, 4000  # of bytes that are told apart: so many for `MOST` segments, more for fewer
-ENTRIES = 2_000_000  # of the table
+ENTRIES = 2_000_000  # of the table, where that is more than `LEVELS`
 COARSE = 3  # times a common block's size: a unit for which there are more levels instead
 ROOM = 1.2  # budgets: what is counted in units, and by parts, can be more than a plan needs
 TRIES = 6
@@ -77,20 +77,20 @@ class ChainPlans:
 
     def written(self, budget_bytes: int) -> Written | None:
         """The cheapest plan within ``budget_bytes`` that some level says, or None; found by bisection."""
-        best, low = None, -1
-        level, high = min((budget_bytes - self.low) // self.unit, self.levels - 1), self.levels
-        for _ in range(TRIES):
+        best, low, high = None, -1, self.levels
+        level = min((budget_bytes - self.low) // self.unit, self.levels - 1)
+        for n in range(TRIES):
             if level <= low:
                 break
             found = self._at(level)
             if found is None or found.plan.peak_bytes <= budget_bytes:
-                best, low = (
-                    min((w for w in (best, found) if w), key=lambda w: w.plan.cost_ns, default=None),
-                    level,
-                )
+                fitting = [w for w in (best, found) if w]
+                best, low = min(fitting, key=lambda w: w.plan.cost_ns, default=None), level
             else:
                 high = level
             level = (low + high) // 2
+            if n == 0 and high < self.levels and found:  # by as much less as it was too much, then by halves
+                level = max(low + 1, high - self._units(found.plan.peak_bytes - budget_bytes))
         return best
 
     def _at(self, level: int) -> Written | None:

@@ -13,7 +13,7 @@ from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
-from rematc.solve.merge import Merged
+from rematc.solve.merge import Merged, last_needed
 
 LOWER = 0.005  # of the peak: what is tried each time
 NEAR = 16  # stages: a block stays no longer than so many
@@ -40,49 +40,53 @@ class _Holding:
     def __init__(self, merged: Merged) -> None:
         self.core = core = merged.core
         once = {b for unit in core.units if unit.pinned for b in unit.makes} - core.held
-        read = {b for unit in core.units for b in unit.reads}
-        read |= {b for stage in core.stages for b in stage.reads}
-        self.saved = frozenset(once & read)
-        self.saved_bytes = self._bytes(self.saved)
+        last = last_needed(core, by_units=True)
+        self.saved = frozenset(b for b in once if last[b] >= 0)
+        stages = range(len(core.stages))
+        self.saved_bytes = [self._bytes(b for b in self.saved if last[b] >= t) for t in stages]
         self.steps = [merged.steps(u) for u in range(len(core.units))]
-        self.stay = [set[int]() for _ in range(len(core.stages) + 1)]
+        self.stay = [set[int]() for _ in (*stages, 0)]
+        self.known: dict[object, tuple[int, ...]] = {}
 
     def draft(self) -> Draft:
         return Draft(self.saved, tuple(self._runs(t) for t in range(len(self.core.stages))))
 
     def lower(self, limit: int, deadline: Deadline) -> bool:
         """Let blocks stay until no stage needs more than ``limit``; False if that is not found."""
-        over = [t for t in range(len(self.core.stages)) if self._excess(t, limit)]
-        for t in over:
-            while excess := self._excess(t, limit):
-                if deadline.left() <= 0 or not self._keep_one(t, limit, excess):
-                    return False
+        while over := [t for t in range(len(self.core.stages)) if self._excess(t, limit)]:
+            for t in over:
+                while self._excess(t, limit):
+                    if not self._keep_one(t, limit, deadline):
+                        return False
         return True
 
-    def _keep_one(self, t: int, limit: int, excess: int) -> bool:
+    def _keep_one(self, t: int, limit: int, deadline: Deadline) -> bool:
         """Let that block stay for stage t with which least is over; False if that is no less than before."""
-        found = []
-        for b in {b for u in self._runs(t) for b in self.core.units[u].makes} - self.core.held:
+        best, least = None, 0
+        for b in sorted({b for u in self._runs(t) for b in self.core.units[u].makes} - self.core.held):
+            if deadline.left() <= 0:
+                return False
             first = self._made_before(b, t)
             if first is None:
                 continue
-            before = sum(self._excess(s, limit) for s in range(first, t))
+            before = sum(self._excess(s, limit) for s in range(first, t + 1))
             for s in range(first + 1, t + 1):
                 self.stay[s].add(b)
-            after = sum(self._excess(s, limit) for s in range(first, t + 1))
+            more = sum(self._excess(s, limit) for s in range(first, t + 1)) - before
             for s in range(first + 1, t + 1):
                 self.stay[s].discard(b)
-            found.append((after - before, first, b))
-        least, first, b = min(found, default=(excess, 0, 0))
-        if least >= excess:
+            if more < least:
+                best, least = (first, b), more
+        if best is None:
             return False
+        first, b = best
         for s in range(first + 1, t + 1):
             self.stay[s].add(b)
         return True
 
     def _made_before(self, b: int, t: int) -> int | None:
         """The last stage before t, not far away, that has block b."""
-        for s in range(t - 1, max(-1, t - NEAR), -1):
+        for s in range(t - 1, max(0, t - NEAR) - 1, -1):
             if b in self.stay[s] or any(b in self.core.units[u].makes for u in self._runs(s)):
                 return s
         return None
@@ -93,7 +97,14 @@ class _Holding:
 
     def _excess(self, t: int, limit: int) -> int:
         """What its op and the runs before it need over ``limit``, each for itself."""
-        return sum(max(0, live + self.saved_bytes - limit) for live in self._live(t))
+        return sum(max(0, live - limit) for live in self.live(t))
+
+    def live(self, t: int) -> tuple[int, ...]:
+        """Bytes alive in stage t: while its op runs, and from the last run to the first."""
+        state = t, frozenset(self.stay[t]), frozenset(self.stay[t + 1])
+        if state not in self.known:
+            self.known[state] = tuple(live + self.saved_bytes[t] for live in self._live(t))
+        return self.known[state]
 
     def _live(self, t: int) -> Iterator[int]:
         stage, after = self.core.stages[t], self.stay[t + 1]

@@ -49,7 +49,7 @@ class Improver:
         self.problem = problem
         self.starts: Callable[[], Starts] | None = starts
         self.searches: list[_Neighbourhood] = []
-        self.greedy: Written | None = None  # the plan that no search has made cheaper yet
+        self.greedy: Written | None = None  # of the starts
         self.bound_ns = 0  # that came with the starts
         self.tail: Tail | None = None  # told exactly
 

@@ -24,7 +24,7 @@ SHARE = 0.4  # of the time, for the MILP
 TRIES = 6
 CHAINS = 2
 ENOUGH = 0.05  # above the bound: then nothing else is tried
-SLIGHTLY = 0.005
+SLIGHTLY = 0.005  # lower is not worth a plan that makes all anew
 SCRATCH_PAIRS = 2_000_000  # of stages and units: for more, what is made anew takes too long to write
 
 
@@ -42,10 +42,9 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
 
     can_narrow = max(merged.core.born, default=0) < 0
     if not is_low() and can_narrow and len(merged.core.stages) * len(merged.core.units) <= SCRATCH_PAIRS:
-        held = held_longer(
-            problem, merged, max(asked, bound), deadline
-        )  # where it is little lower, it is dearer
-        best = held if _above(problem, held.plan.peak_bytes, SLIGHTLY) < best.plan.peak_bytes else best
+        held = held_longer(problem, merged, max(asked, bound), deadline)
+        is_lower = _above(problem, held.plan.peak_bytes, SLIGHTLY) < best.plan.peak_bytes
+        best = held if is_lower or held.plan.peak_bytes <= asked else best
     if not is_low() and can_narrow:
         narrowing = Narrowing(problem, unmerged(merged.full), best, bound)
         narrowing.run(asked, ENOUGH, deadline)

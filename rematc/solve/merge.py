@@ -77,7 +77,10 @@ class Merged:
         return found
 
     def lead_bytes(self, u: int) -> int:
-        """What the lead of unit u takes beside what u reads, all of which the lead reads or is held."""
+        """What the lead of unit u takes beside what u reads, all of which the lead reads or is held.
+
+        The lead of a tie is g, which reads v in place of what f reads: that is no larger.
+        """
         lead = self.full.units[self.lead[u]]
         return lead.workspace_bytes + sum(self.full.block_bytes[b] for b in lead.makes)
 
@@ -159,7 +162,7 @@ def _without(core: Core, small: frozenset[int]) -> Core:
 
 
 def _chains(core: Core, read: set[int]) -> tuple[dict[int, Unit], dict[int, tuple[int, ...]], dict[int, int]]:
-    """Units left by index, the units that each stands for, and the lead among them: the f of the rule."""
+    """Units left by index, the units that each stands for, and the leads: f of a chain, g of a tie."""
     units = dict(enumerate(core.units))
     lead = {u: u for u in units}
     parts: dict[int, tuple[int, ...]] = {u: (u,) for u in units}
@@ -237,7 +240,8 @@ def _tie(
     inputs_bytes = sum(core.block_bytes[b] for b in {*unit.reads} - core.held)
     result_bytes = _result_bytes(core, reader)
     fits = max(inputs_bytes, result_bytes) <= size
-    fits &= inputs_bytes + unit.workspace_bytes <= result_bytes + reader.workspace_bytes
+    # what g itself needs: when parts that it has by now run, what they are made from is there, too
+    fits &= inputs_bytes + unit.workspace_bytes <= result_bytes + core.units[g].workspace_bytes
     return (f, g) if fits and not reader.pinned and unit.required == reader.required else None
 
 

@@ -58,7 +58,7 @@ class Narrowing:
     def _between(self, low: int, high: int, share: float) -> int | None:
         """A limit between two that are far apart: the middle, or what, ruled out, leaves them near."""
         base = self.problem.base_bytes
-        if high - low <= share * max(0, self.bound_bytes - base):
+        if high - low <= share * max(0, low - base, self.bound_bytes - base):
             return None
         middle, enough = (low + high) // 2, base + math.ceil((high - base) / (1 + share))
         return max(middle, enough) if enough < high else middle

@@ -92,7 +92,7 @@ class Ways:
             units = []
             while (n := int(choice[kept])) >= 0:
                 move = self.moves[n]
-                kept = int(move.target[np.searchsorted(move.source, kept)])
+                kept = int(move.target[np.searchsorted(move.source, kept)]) & (len(choice) - 1)
                 units += [] if move.unit is None else [move.unit]
             found.append(tuple(units))
         return tuple(found)
@@ -122,12 +122,12 @@ class Ways:
         return value, choice
 
     def _possible(self, move: _Move, beside_bytes: int, n: int) -> tuple[Any, Any]:
-        """From which of the first ``n`` sets to which."""
+        """From which of the first ``n`` sets to which; what is made and does not matter any more goes."""
         few = np.searchsorted(move.source, n)
-        source, target = move.source[:few], move.target[:few]
-        can = target < n
-        if move.unit is not None:
-            can &= self.bytes[source] + move.extra_bytes + beside_bytes <= self.limit
+        source, target = move.source[:few], move.target[:few] & (n - 1)
+        if move.unit is None:
+            return source, target
+        can = self.bytes[source] + move.extra_bytes + beside_bytes <= self.limit
         return source[can], target[can]
 
     def _gone(self, n: int) -> _Move:
