@@ -49,7 +49,11 @@ def claims(rows: Sequence[Row], facts: Sequence[Facts]) -> list[Claim]:
     if ours:  # a process that was ended can't say how much it had
         most = max(r.get("memory_bytes", math.inf) for r in ours)
         found.append(_claim("most memory of a solve, GiB", most / GIB, 4.0))
-    floors = [f.accepted_bytes / f.bound_bytes for f in facts if f.accepted_bytes and f.bound_bytes]
+    floors = [
+        f.accepted_bytes / f.bound_bytes if f.bound_bytes > 0 else math.inf
+        for f in facts
+        if f.accepted_bytes and f.bound_bytes
+    ]
     if floors:
         found.append(_claim("smallest budget to the proven bound on it", max(floors), 1.05))
     return found

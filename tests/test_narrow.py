@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,10 +17,11 @@ from rematc.solve import narrow
 from rematc.solve.along import along
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import excesses, expand, keep_all
-from rematc.solve.merge import unmerged
+from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.narrow import Narrowing
 from rematc.solve.reach import Group, Space
 from rematc.solve.reduce import Core, reduce
+from rematc.solve.spans import loads
 from rematc.solve.subsets import Family, Subsets
 from tests import oracle
 from tests.graphs import chain, problems, random_problem
@@ -188,3 +191,18 @@ def test_families_of_subsets_are_those_that_sets_say(
     of.drop(kept)
     assert sets(kept) == {s for s in every if any(s <= other for other in whole)}
     assert all(of.has(kept, sum(1 << n for n in s)) for s in sets(kept))
+
+
+@pytest.mark.parametrize("merging", [unmerged, merge])
+def test_what_one_op_needs_is_never_more_than_the_smallest_budget(merging: Callable[[Core], Merged]) -> None:
+    """Where values that can't be made again wait for their last reader, too."""
+    waiting = 0
+    for problem in map(random_problem, range(150)):
+        core = merging(reduce(problem)).core
+        if max(core.born, default=0) < 0:
+            least = max(loads(core)[0])
+            assert least <= oracle.minimum_peak(problem)
+            waiting += least > max(
+                s.op_bytes + sum(core.block_bytes[b] for b in s.reads) for s in core.stages
+            )
+    assert waiting

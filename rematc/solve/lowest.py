@@ -6,6 +6,7 @@ from functools import partial
 
 from rematc.problem import Problem
 from rematc.solve.chain import chain_plans
+from rematc.solve.choices import MANY
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.drop import drop
@@ -17,7 +18,7 @@ from rematc.solve.model import NODES
 from rematc.solve.narrow import Narrowing
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.search import ROUNDS
-from rematc.solve.spans import tightest
+from rematc.solve.spans import loads, tightest
 
 GAP = 0.01
 SHARE = 0.4  # of the time, for the MILP
@@ -56,7 +57,11 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
 
 def _by_milp(problem: Problem, merged: Merged, best: Written, deadline: Deadline) -> tuple[Written, int]:
     """A plan with a lower peak than ``best``, if the MILP finds one, and what it proves."""
-    bound, asked, refined = 0, problem.budget_bytes or 0, Refined(tightest(merged.core))
+    bound, asked, refined = (
+        max(loads(merged.core)[0]),
+        problem.budget_bytes or 0,
+        Refined(tightest(merged.core)),
+    )
     high = best.plan.peak_bytes
     problem, gap = problem.with_budget(high), GAP / 4 * (1 - problem.base_bytes / max(1, high))
     for _ in range(ROUNDS):
@@ -85,6 +90,8 @@ def _chained(problem: Problem, merged: Merged, start: Written) -> Written:
         if plans is None or (found := plans.lowest()) is None:
             break
         best = min(best, found, key=_peak)
+        if plans.n > MANY:  # it takes long
+            break
     return best
 
 
