@@ -42,10 +42,13 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
         return best.plan.peak_bytes <= max(asked, _above(problem, bound, ENOUGH))
 
     can_narrow = max(merged.core.born, default=0) < 0
-    if not is_low() and can_narrow and len(merged.core.stages) * len(merged.core.units) <= SCRATCH_PAIRS:
+    if can_narrow and len(merged.core.stages) * len(merged.core.units) <= SCRATCH_PAIRS:
         held = held_longer(problem, merged, max(asked, bound), deadline)
         is_lower = _above(problem, held.plan.peak_bytes, SLIGHTLY) < best.plan.peak_bytes
-        best = held if is_lower or held.plan.peak_bytes <= asked else best
+        is_as_low = (
+            held.plan.peak_bytes == best.plan.peak_bytes
+        )  # with it, the code of a lowering may need less
+        best = held if is_lower or is_as_low or held.plan.peak_bytes <= asked < best.plan.peak_bytes else best
     if not is_low() and can_narrow:
         narrowing = Narrowing(problem, unmerged(merged.full), best, bound)
         narrowing.run(asked, ENOUGH, deadline)
