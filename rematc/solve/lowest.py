@@ -25,6 +25,7 @@ SHARE = 0.4  # of the time, for the MILP
 TRIES = 6
 CHAINS = 2
 ENOUGH = 0.05  # above the bound: then nothing else is tried
+SHORT_S = 1.0  # to look for a lower plan where one is low enough
 SLIGHTLY = 0.005  # lower is not worth a plan that makes all anew
 SCRATCH_PAIRS = 2_000_000  # of stages and units: for more, what is made anew takes too long to write
 
@@ -43,7 +44,8 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
 
     can_narrow = max(merged.core.born, default=0) < 0
     if can_narrow and len(merged.core.stages) * len(merged.core.units) <= SCRATCH_PAIRS:
-        held = held_longer(problem, merged, max(asked, bound), deadline)
+        until = Deadline.after(SHORT_S) if is_low() else deadline
+        held = held_longer(problem, merged, max(asked, bound), until)
         is_lower = _above(problem, held.plan.peak_bytes, SLIGHTLY) < best.plan.peak_bytes
         is_as_low = (
             held.plan.peak_bytes == best.plan.peak_bytes
