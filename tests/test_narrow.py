@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import combinations
 from unittest import mock
@@ -11,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import corpus
+from rematc.errors import BudgetError
 from rematc.problem import Problem
 from rematc.simulate import validate
-from rematc.solve import narrow
+from rematc.solve import narrow, solve
 from rematc.solve.along import along
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import excesses, expand, keep_all
+from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.narrow import Narrowing
 from rematc.solve.reach import Group, Space
@@ -24,6 +27,7 @@ from rematc.solve.reduce import Core, reduce
 from rematc.solve.spans import loads
 from rematc.solve.subsets import Family, Subsets
 from tests import oracle
+from tests.dags import random_dag
 from tests.graphs import chain, problems, random_problem
 
 
@@ -206,3 +210,19 @@ def test_what_one_op_needs_is_never_more_than_the_smallest_budget(merging: Calla
                 s.op_bytes + sum(core.block_bytes[b] for b in s.reads) for s in core.stages
             )
     assert waiting
+
+
+@pytest.mark.parametrize("seeds", [range(20), range(20, 40), range(40, 60)], ids=str)
+def test_in_a_dag_what_runs_once_is_not_counted_before_it_does(seeds: range) -> None:
+    """The smallest budget of so few ops is found exactly, for first runs in the order given."""
+    for seed in seeds:
+        dag, rng = random_dag(seed), random.Random(seed)
+        for node in dag:
+            dag.nodes[node]["pin"] = "random" if rng.random() < 0.5 else None
+        problem = Problem.from_networkx(dag)
+        with pytest.raises(BudgetError) as least:
+            solve(problem, budget_bytes=-1)
+        merged = unmerged(reduce(problem, pauses=1))
+        start = expand(problem, merged, keep_all(merged.core))
+        best, bound = lowest(problem.with_budget(1), merged, start, Deadline.after(60))
+        assert bound <= least.value.minimum_bytes <= best.plan.peak_bytes

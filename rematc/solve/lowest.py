@@ -16,6 +16,7 @@ from rematc.solve.hold import held_longer
 from rematc.solve.merge import Merged, unmerged
 from rematc.solve.model import NODES
 from rematc.solve.narrow import Narrowing
+from rematc.solve.reduce import Core
 from rematc.solve.refine import Refined, build, refine
 from rematc.solve.search import ROUNDS
 from rematc.solve.spans import loads, tightest
@@ -60,13 +61,17 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
     return best, min(bound, best.plan.peak_bytes)
 
 
+def _of_one_op(core: Core) -> int:
+    """What the neediest op takes: a bound on every peak.
+
+    0 where an op of a later stage makes what can't be made again: `loads` counts that from the beginning.
+    """
+    return max(loads(core)[0]) if max(core.born, default=0) < 0 else 0
+
+
 def _by_milp(problem: Problem, merged: Merged, best: Written, deadline: Deadline) -> tuple[Written, int]:
     """A plan with a lower peak than ``best``, if the MILP finds one, and what it proves."""
-    bound, asked, refined = (
-        max(loads(merged.core)[0]),
-        problem.budget_bytes or 0,
-        Refined(tightest(merged.core)),
-    )
+    bound, asked, refined = _of_one_op(merged.core), problem.budget_bytes or 0, Refined(tightest(merged.core))
     high = best.plan.peak_bytes
     problem, gap = problem.with_budget(high), GAP / 4 * (1 - problem.base_bytes / max(1, high))
     for _ in range(ROUNDS):
