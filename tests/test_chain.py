@@ -11,6 +11,7 @@ from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import chain as chains
 from rematc.solve import choices, solve
+from rematc.solve.burst import Burst
 from rematc.solve.chain import chain_plans
 from rematc.solve.choices import windows_of
 from rematc.solve.deadline import Deadline
@@ -87,7 +88,7 @@ def test_where_all_sets_are_tried_no_plain_way_is_cheaper_for_what_it_keeps_and_
     merged, found = cut(corpus.load("resnet50"))
     compared = 0
     for s, segment in enumerate(found.segments[:-1]):
-        part = choices._Part(merged, found, segment, found.segments[s + 1].enters)
+        part = choices._Part(Burst(merged), found, segment, found.segments[s + 1].enters)
         if len(part.own) <= choices.MOST:
             sets = choices._thinned(part)
             plain = [(kept, part.again(kept, stays)) for stays in (False, True) for kept in sets]

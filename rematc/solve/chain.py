@@ -190,9 +190,10 @@ class ChainPlans:
         stack = [(0, len(segments), level, -1)]
         while stack:
             i, j, m, at = stack.pop()
-            window, choice, cost = self._kept_best(i, j, m)
+            best = self._kept_best(i, j, m)
             checkpoint = self._checkpoint(i, j)[:, m] if i < self._last(j) else np.full(1, np.inf)
-            if choice and cost <= checkpoint.min():
+            if best and best[0] <= checkpoint.min():
+                _, window, choice = best
                 yield Decision(window.segment, choice, at)
                 k, left = i + window.length, m - self._units(choice.kept_bytes)
             else:
@@ -202,15 +203,15 @@ class ChainPlans:
                 yield Decision(segments[k], None, at)
                 stack.append((k, j, left - self.enters[k], at))
 
-    def _kept_best(self, i: int, j: int, level: int) -> tuple[Window, Choice | None, float]:
-        """The window that begins with segment i, its choice, and their cost, where that is least."""
-        found: Iterator[tuple[Window, Choice | None, float]] = (
-            (window, choice, float(row[level - first]))
+    def _kept_best(self, i: int, j: int, level: int) -> tuple[float, Window, Choice] | None:
+        """The window that begins with segment i and its choice for which it costs least, after that cost."""
+        found = (
+            (float(row[level - first]), window, choice)
             for window in self._inside(i, j)
             for choice, first, row in self._keep(i, j, window)
             if first <= level
         )
-        return min(found, key=lambda each: each[2], default=(self.windows[i][0], None, math.inf))
+        return min(found, key=lambda each: each[0], default=None)
 
     def _kept(self, decision: Decision) -> frozenset[int]:
         """The blocks that ``decision`` keeps."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rematc.solve.burst import Burst
 from rematc.solve.decode import missing
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
@@ -58,16 +59,16 @@ class Window:
 
 def windows_of(merged: Merged, chain: Chain) -> list[list[Window]]:
     """By the segment that they begin with: it alone, then with those after it, up to `MOST` blocks."""
-    known: dict[object, list[Way]] = {}
-    return [list(_windows(merged, chain, s, known)) for s in range(len(chain.segments))]
+    burst, known = Burst(merged), dict[object, list[Way]]()
+    return [list(_windows(burst, chain, s, known)) for s in range(len(chain.segments))]
 
 
-def _windows(merged: Merged, chain: Chain, s: int, known: dict[object, list[Way]]) -> Iterator[Window]:
+def _windows(burst: Burst, chain: Chain, s: int, known: dict[object, list[Way]]) -> Iterator[Window]:
     widest = WIDEST if len(chain.segments) <= MANY else WIDE
     for length in range(1, min(widest, len(chain.segments) - s) + 1):
         segments = chain.segments[s : s + length]
         after = chain.segments[s + length : s + length + 1]
-        part = _Part(merged, chain, joined(segments), after[0].enters if after else None)
+        part = _Part(burst, chain, joined(segments), after[0].enters if after else None)
         if length > 1 and len(part.own) > MOST:
             return
         yield Window(length, part.segment, _choices(part, known))
@@ -133,14 +134,12 @@ def _corners(points: list[tuple[int, int]]) -> list[int]:
 class _Part:
     """One segment, and how its stages fare with what is kept."""
 
-    def __init__(self, merged: Merged, chain: Chain, segment: Segment, leaves: int | None) -> None:
+    def __init__(self, burst: Burst, chain: Chain, segment: Segment, leaves: int | None) -> None:
         self.core: Core = chain.core
-        self.steps = {u: merged.steps(u) for u in segment.units}
-        self.segment, self.leaves = segment, leaves
+        self.burst, self.segment, self.leaves = burst, segment, leaves
         self.always_bytes = chain.always_bytes
-        self.own = own = (
-            {b for u in segment.units for b in self.core.units[u].makes} - chain.always - self.core.held
-        )
+        made = frozenset(b for u in segment.units for b in self.core.units[u].makes)
+        self.own = own = made - chain.always - self.core.held
         self.reads = [frozenset(own.intersection(self.core.stages[t].reads)) for t in segment.stages]
         self.wanted = frozenset[int]().union(*self.reads)
         entering = () if segment.enters is None else (segment.enters,)
@@ -163,7 +162,9 @@ class _Part:
         return (tuple(units), tuple(sizes), tuple(reads)), number
 
     def _named(self, u: int, name: Callable[[int], int]) -> tuple[object, ...]:
-        return tuple((tuple(map(name, sorted(inputs))), own_bytes) for inputs, own_bytes in self.steps[u])
+        return tuple(
+            (tuple(map(name, sorted(inputs))), own_bytes) for inputs, own_bytes in self.burst.steps[u]
+        )
 
     def ways(self) -> list[Way]:
         """The ways worth a thought; those that keep nothing come last."""
@@ -202,7 +203,7 @@ class _Part:
                 bits(unit.reads),
                 bits(unit.makes),
                 unit.cost_ns,
-                tuple((bits(inputs), own_bytes) for inputs, own_bytes in self.steps[u]),
+                tuple((bits(inputs), own_bytes) for inputs, own_bytes in self.burst.steps[u]),
             )
             for u, unit in units
             if self.own.intersection(unit.makes)
@@ -226,7 +227,7 @@ class _Part:
             sum(core.block_bytes[b] for b in kept if b != self.leaves),
             sum(core.units[u].cost_ns for u in units),
             sum(core.units[u].cost_ns for u in units if not core.units[u].required),
-            max(self._burst(units, {*leaving, *kept}), default=0),
+            max(self.burst.live(units, {*leaving, *kept}, self.own), default=0),
             self.again_ns(runs),
             max(self._live(runs), default=0),
         )
@@ -254,19 +255,8 @@ class _Part:
             stage, always = self.core.stages[t], self.always_bytes[t]
             wanted |= self.reads[n]
             yield stage.op_bytes + always + sum(size[b] for b in wanted)
-            yield from (stage.before_bytes + always + live for live in self._burst(runs[n], wanted))
+            before = stage.before_bytes + always
+            yield from (before + live for live in self.burst.live(runs[n], wanted, self.own))
             for u in reversed(runs[n]):
                 wanted.difference_update(self.core.units[u].makes)
                 wanted |= self.own.intersection(self.core.units[u].reads)
-
-    def _burst(self, runs: Iterable[int], wanted: set[int]) -> Iterator[int]:
-        """Bytes alive, from the last run on, while each does, if ``wanted`` is there after them."""
-        core, wanted = self.core, set(wanted)
-        size = core.block_bytes
-        for u in reversed(list(runs)):
-            unit = core.units[u]
-            wanted.difference_update(unit.makes)
-            beside, reads = sum(size[b] for b in wanted), self.own.intersection(unit.reads) - wanted
-            for inputs, own_bytes in self.steps[u]:
-                yield beside + own_bytes + sum(size[b] for b in reads & inputs)
-            wanted |= reads

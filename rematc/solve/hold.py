@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rematc.problem import Problem
+from rematc.solve.burst import Burst
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
@@ -44,7 +45,8 @@ class _Holding:
         self.saved = frozenset(b for b in once if last[b] >= 0)
         stages = range(len(core.stages))
         self.saved_bytes = [self._bytes(b for b in self.saved if last[b] >= t) for t in stages]
-        self.steps = [merged.steps(u) for u in range(len(core.units))]
+        self.counted = frozenset(range(len(core.block_bytes))) - core.held - self.saved
+        self.burst = Burst(merged)
         self.stay = [set[int]() for _ in (*stages, 0)]
         self.known: dict[object, tuple[int, ...]] = {}
 
@@ -107,16 +109,12 @@ class _Holding:
         return self.known[state]
 
     def _live(self, t: int) -> Iterator[int]:
-        stage, after = self.core.stages[t], self.stay[t + 1]
-        wanted = {*stage.reads, *after} - self.core.held - self.saved
+        stage = self.core.stages[t]
+        wanted = self.counted & self.stay[t + 1].union(stage.reads)
         yield stage.op_bytes + self._bytes(wanted)
-        for u in reversed(self._runs(t)):
-            wanted.difference_update(self.core.units[u].makes)
-            reads = set(self.core.units[u].reads) - self.core.held - self.saved
-            beside, more = stage.before_bytes + self._bytes(wanted), reads - wanted
-            for inputs, own_bytes in self.steps[u]:
-                yield beside + own_bytes + self._bytes(more & inputs)
-            wanted |= reads
+        yield from (
+            stage.before_bytes + live for live in self.burst.live(self._runs(t), wanted, self.counted)
+        )
 
     def _bytes(self, blocks: Iterable[int]) -> int:
         return sum(self.core.block_bytes[b] for b in blocks)
