@@ -124,7 +124,7 @@ def any_order_bound(problem: Problem) -> int:
         *((in_groups, range(start, start + 50)) for start in range(0, 200, 50)),
         *((in_ties, range(start, start + 50)) for start in range(0, 100, 50)),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", str(each)),  # a function's str has its address
 )
 def test_what_is_made_for_one_reader_alone_merges_where_no_plan_gains_by_keeping_it(
     layers: Callable[[int], Problem], seeds: range
