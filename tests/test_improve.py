@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import corpus
 from rematc.options import SolveOptions
 from rematc.problem import Problem
 from rematc.solve import fitting, solve
@@ -18,7 +19,8 @@ from rematc.solve.expand import expand, keep_all
 from rematc.solve.improve import Improver, Starts, mended
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.reduce import reduce
-from rematc.solve.refine import Refined, build
+from rematc.solve.refine import Refined, build, refine
+from rematc.solve.solver import _starts
 from rematc.solve.spans import tightest
 from tests.graphs import Builder, chain, save_all_peak
 
@@ -97,6 +99,25 @@ def test_what_breaks_the_budget_is_mended_where_it_does() -> None:
     found = mended(asked, over, refined, 0.0, Deadline.after(60))
     assert found is not None and found.plan.peak_bytes <= asked.budget_bytes
     assert refined.size == Refined(tightest(merged.core)).size  # that of the search stays as it was
+
+
+def test_where_no_other_plan_is_known_one_far_over_the_budget_is_mended() -> None:
+    """DenseNet a tenth above its smallest budget: what does without a MILP finds nothing there."""
+    problem = corpus.load("densenet")
+    asked = problem.with_budget(problem.base_bytes + 938 * 10**6)
+    merged = merge(unmerged(reduce(asked)).core, 938 * 10**6)
+    refined = Refined(tightest(merged.core))
+    for _ in range(2):
+        f = build(asked, merged, refined)
+        result = f.model.solve(gap=0.05)
+        assert result.values is not None
+        over = expand(asked, merged, decode(f, result.values))
+        assert over.plan.peak_bytes > asked.budget_bytes + 10**8
+        refine(asked, merged, refined, over)
+    assert drop(asked, merged) is None
+    (found,) = _starts(asked, merged, 938 * 10**6, 0.01, over, Deadline.after(60)).plans
+    assert found.plan.peak_bytes <= asked.budget_bytes
+    assert found.plan.cost_ns < 1.1 * f.floor_ns(result.bound)
 
 
 def with_statistics(layers: int) -> Problem:

@@ -99,7 +99,11 @@ class Model:
         """
         limit = None if time_limit_s is None else timedelta(seconds=max(time_limit_s, 0.01))
         parameters = mathopt.SolveParameters(
-            relative_gap_tolerance=gap, node_limit=node_limit, time_limit=limit, random_seed=1
+            relative_gap_tolerance=gap,
+            node_limit=node_limit,
+            time_limit=limit,
+            random_seed=1,
+            presolve=None if fixed else mathopt.Emphasis.OFF,  # of the whole, cuts say less after it
         )
         program = self._program(fixed or {})
         if program is None:

@@ -12,7 +12,7 @@ from functools import partial
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode, encode
-from rematc.solve.expand import Written, expand
+from rematc.solve.expand import Written, excesses, expand
 from rematc.solve.fitting import fitting
 from rematc.solve.formulate import Formulation
 from rematc.solve.improve import Improver
@@ -31,7 +31,6 @@ ROUGH = 0.03  # a solution so near the relaxation says well enough where to refi
 ALMOST = 0.9  # of the gap: rounding takes the rest
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
-AGAIN = 0.8  # the same, for one that was too short before
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
 LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
@@ -85,6 +84,7 @@ class Search:
         self.rounds = 0
         self.is_over = self.is_again = False
         self.best: Written | None = None
+        self.nearest: Written | None = None  # of the plans that break the budget, that which does so least
         self.before: Written | None = None  # the best when the round began
         self.bound = 0
         self.finished = False
@@ -136,7 +136,9 @@ class Search:
             if self._is_cheap(written, self.bound):  # whatever the improver has found by now
                 self.best = self.before
             self._offer(written)
-        elif not (is_simple or is_hopeless):
+        else:
+            self.nearest = min(self.nearest or written, written, key=self._excess)
+        if not (fits or is_simple or is_hopeless):
             self._offer(fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
         if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
             self.is_over = self._reached() or result.finished
@@ -166,9 +168,7 @@ class Search:
 
     def _share(self, is_trial: bool) -> float:
         """Of the time left, for a round."""
-        if self.is_again:
-            return AGAIN
-        if self.asked <= self.final:
+        if self.is_again or self.asked <= self.final:
             return 1.0
         return TRY if is_trial else SHARE
 
@@ -218,6 +218,10 @@ class Search:
     def _offer(self, found: Written | None) -> None:
         if found:
             self.best = min(self.best or found, found, key=lambda w: w.plan.cost_ns)
+
+    def _excess(self, written: Written) -> int:
+        """By how much ops are over the budget, all together: what is over in few places is mended soon."""
+        return sum(excess for *_, excess in excesses(self.problem, written))
 
     def _reached(self) -> bool:
         return self._is_cheap(self.best, self.bound)

@@ -18,7 +18,7 @@ from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.evict import evict
 from rematc.solve.expand import Written, expand, keep_all, restated
-from rematc.solve.improve import Improver, Starts
+from rematc.solve.improve import Improver, Starts, mended
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.order import best_order, reordered, restored
@@ -30,7 +30,9 @@ from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
+MENDING = 0.25  # of the time left, where nothing else is known
 FINER = 2, 4  # parts of what counts as little
+CLOSE = 0.1  # from the bound: a plan so cheap is made cheaper beside the search, not in its place
 HOPELESS = 1.5  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()
 FALLEN_BACK = (
@@ -145,7 +147,9 @@ def _solve_large(
     assert problem.budget_bytes is not None
     limit_s = options.for_ops(len(problem.graph.ops))
     end, if_far = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
-    improver = Improver(problem, lambda: _starts(problem, merged, little, options.gap, end))
+    improver = Improver(
+        problem, lambda: _starts(problem, merged, little, options.gap, searching.nearest, end)
+    )
     searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
     bound_ns = 0
     while True:
@@ -159,10 +163,11 @@ def _solve_large(
             improver.begin_from(_tightest(problem, merged))
             end.at += time.monotonic() - begun
         bound_ns = max(bound_ns, improver.bound_ns)
-        improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
+        if if_far is end or not _is_near(improver.best, bound_ns, CLOSE):
+            improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
         if end.left() <= 0 or searching.is_over or _is_near(improver.best, bound_ns, options.gap):
             break
-        if_far = end  # the improver is through: all the time left is for the search
+        if_far = end  # all the time left is for the search, with the improver beside it
     assert improver.best is not None
     plan = _judge(improver.best.plan, bound_ns, options.gap)
     return _fallen_back(plan) if improver.best is improver.greedy and plan.status == "feasible" else plan
@@ -172,14 +177,21 @@ def _is_near(found: Written | None, bound_ns: int, gap: float) -> TypeGuard[Writ
     return found is not None and found.plan.cost_ns <= (1 + gap) * bound_ns
 
 
-def _starts(problem: Problem, merged: Merged, little: int, gap: float, deadline: Deadline) -> Starts:
-    """The plans within the budget that need no MILP; if there are none, some of finer merges."""
+def _starts(
+    problem: Problem, merged: Merged, little: int, gap: float, nearest: Written | None, deadline: Deadline
+) -> Starts:
+    """The plans within the budget that need no MILP; if there are none, one like ``nearest``, which breaks
+    it, or some of finer merges.
+    """
     assert problem.budget_bytes is not None
     plain, bound_ns = reversal(problem, merged, gap, deadline)
     if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
     greedy = drop(problem, merged)
     found = [plain, greedy, _chained(problem, merged)]
+    if nearest and not any(found):
+        limit = Deadline.after(MENDING * deadline.left())
+        found = [mended(problem, nearest, Refined(tightest(nearest.merged.core)), gap, limit)]
     finer = (little // part for part in FINER)  # what is saved as small can be too much, or too little
     while not any(found) and (small := next(finer, None)) is not None:
         found = [_chained(problem, merge(merged.full, small))]
