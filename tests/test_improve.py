@@ -115,7 +115,7 @@ def test_where_no_other_plan_is_known_one_far_over_the_budget_is_mended() -> Non
         assert over.plan.peak_bytes > asked.budget_bytes + 10**8
         refine(asked, merged, refined, over)
     assert drop(asked, merged) is None
-    (found,) = _starts(asked, merged, 938 * 10**6, 0.01, over, Deadline.after(60)).plans
+    (found,) = _starts(asked, merged, 938 * 10**6, 0.01, Deadline.after(60), over).plans
     assert found.plan.peak_bytes <= asked.budget_bytes
     assert found.plan.cost_ns < 1.1 * f.floor_ns(result.bound)
 

@@ -56,3 +56,26 @@ def test_it_decides_nothing_whether_the_milp_or_the_improver_is_first(
         plans.append(replace(solve(asked, SolveOptions(time_limit_s=60)), solve_s=0.0))
     assert plans[0].status == "optimal"
     assert plans[0] == plans[1]
+
+
+def test_where_the_last_milp_is_solved_at_once_no_other_plan_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To find one took an MLP of 686 ops 1.5 s at nine tenths of its peak, and the MILP less than a tenth."""
+    monkeypatch.setattr(import_module("rematc.solve.search"), "HEAD_START_S", 60.0)
+    monkeypatch.setattr(import_module("rematc.solve.solver"), "_starts", lambda *_: pytest.fail("looked for"))
+    problem = corpus.load("mlp")
+    asked = problem.with_budget(problem.resident_bytes + 2 * 10**9)
+    plan = solve(asked)
+    assert plan.cost_ns > 0 and plan.status == "optimal"
+
+
+def test_a_plain_chain_s_own_optimum_is_known_in_the_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked for in the fourth, and the third took longer than all else."""
+    home, rounds = import_module("rematc.solve.search"), list[int]()
+    tighten = home.tighten
+    monkeypatch.setattr(home, "tighten", lambda *given: [rounds.append(0), tighten(*given)][1])
+    problem = corpus.load("mlp")
+    plan = solve(problem.with_budget(problem.resident_bytes + 378_423_552), SolveOptions(time_limit_s=60))
+    assert plan.status == "optimal" and plan.cost_ns > 0
+    assert len(rounds) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from rematc.solve.improve import Improver
 from rematc.solve.merge import Merged
 from rematc.solve.model import NODES, Result
 from rematc.solve.nearby import is_large, nearby
+from rematc.solve.plain import plain_chain
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 from rematc.solve.tail import Tail, find_tail
 from rematc.solve.tighten import tighten
@@ -35,6 +36,7 @@ FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that sh
 LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
 EASY_ROUNDS = 3  # before the improver is begun
+HEAD_START_S = 0.5  # most last MILPs are solved by then, and to find other plans takes longer
 HOPELESS = 1.25  # times the bound: far from it
 STEPS = 4  # of the improver in a round, if it is not the last
 
@@ -80,6 +82,7 @@ class Search:
         self.problem, self.merged, self.refined = problem, merged, refined
         self.budget_bytes = problem.budget_bytes
         self.gap, self.improver = gap, improver
+        self.is_plain = plain_chain(merged.core) is not None
         self.deadline = Deadline.after(0)
         self.rounds = 0
         self.is_over = self.is_again = False
@@ -188,7 +191,7 @@ class Search:
 
         So who is first decides nothing. Where the bound shows that what was known before is cheap enough, the
         improver is stopped, and what it found by then is let go of. In the last round it goes on until the
-        MILP is solved.
+        MILP is solved, and is begun if that takes longer than `HEAD_START_S`.
         """
         before, until, is_last = self.before, Deadline(self.deadline.at), self.asked <= self.final
 
@@ -199,11 +202,16 @@ class Search:
         with ThreadPoolExecutor(1) as thread:
             whole = thread.submit(solve)
             whole.add_done_callback(stop)
-            if n >= EASY_ROUNDS or is_last or self.is_hard:
+            is_slow = is_last and bool(wait([whole], HEAD_START_S).not_done)
+            if n >= self._easy_rounds() or is_slow or self.is_hard:
                 self._improve(math.inf if is_last else STEPS, until)
             result = whole.result()
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best
         return result
+
+    def _easy_rounds(self) -> int:
+        """Rounds before the improver is begun: few for a plain chain, where it starts from the optimum."""
+        return SIMPLE_ROUNDS if self.is_plain and self.is_far else EASY_ROUNDS
 
     def _is_enough(self, f: Formulation, near: Result) -> bool:
         """Does it say as well as the MILP's what the plan is, or, of a large program, where to refine?"""

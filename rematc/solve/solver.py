@@ -148,7 +148,7 @@ def _solve_large(
     limit_s = options.for_ops(len(problem.graph.ops))
     end, if_far = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
     improver = Improver(
-        problem, lambda: _starts(problem, merged, little, options.gap, searching.nearest, end)
+        problem, lambda: _starts(problem, merged, little, options.gap, end, searching.nearest)
     )
     searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
     bound_ns = 0
@@ -178,7 +178,12 @@ def _is_near(found: Written | None, bound_ns: int, gap: float) -> TypeGuard[Writ
 
 
 def _starts(
-    problem: Problem, merged: Merged, little: int, gap: float, nearest: Written | None, deadline: Deadline
+    problem: Problem,
+    merged: Merged,
+    little: int,
+    gap: float,
+    deadline: Deadline,
+    nearest: Written | None = None,
 ) -> Starts:
     """The plans within the budget that need no MILP; if there are none, one like ``nearest``, which breaks
     it, or some of finer merges.
