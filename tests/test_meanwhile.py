@@ -65,7 +65,7 @@ def test_where_the_last_milp_is_solved_at_once_no_other_plan_is_looked_for(
     monkeypatch.setattr(import_module("rematc.solve.search"), "HEAD_START_S", 60.0)
     monkeypatch.setattr(import_module("rematc.solve.solver"), "_starts", lambda *_: pytest.fail("looked for"))
     problem = corpus.load("mlp")
-    asked = problem.with_budget(problem.resident_bytes + 2 * 10**9)
+    asked = problem.with_budget(problem.base_bytes + 2_191_027_507)
     plan = solve(asked)
     assert plan.cost_ns > 0 and plan.status == "optimal"
 
@@ -76,6 +76,6 @@ def test_a_plain_chain_s_own_optimum_is_known_in_the_second_round(monkeypatch: p
     tighten = home.tighten
     monkeypatch.setattr(home, "tighten", lambda *given: [rounds.append(0), tighten(*given)][1])
     problem = corpus.load("mlp")
-    plan = solve(problem.with_budget(problem.resident_bytes + 378_423_552), SolveOptions(time_limit_s=60))
+    plan = solve(problem.with_budget(problem.base_bytes + 378_423_552), SolveOptions(time_limit_s=60))
     assert plan.status == "optimal" and plan.cost_ns > 0
     assert len(rounds) == 2
