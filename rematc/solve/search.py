@@ -95,6 +95,7 @@ class Search:
         self.asked = self.final if refined.is_complete else max(self.final, FIRST_GAP)
         self.is_far = False
         self.is_hard = False  # the MILP of some round was cut short
+        self.is_large = False  # the last round's
         self.program: Program | None = None  # as long as nothing is refined
 
     def run(self, deadline: Deadline, if_far: Deadline | None = None) -> Found:
@@ -157,8 +158,8 @@ class Search:
 
     def _tight(self, f: Formulation, limit: Deadline) -> Program:
         """``f`` with its cuts."""
-        relaxed = tighten(f, self.refined.cuts, limit)
-        is_near_tried = is_large(f) or not self.is_again
+        relaxed, self.is_large = tighten(f, self.refined.cuts, limit), is_large(f)
+        is_near_tried = self.is_large or not self.is_again
         return Program(f, relaxed, nearby(f, relaxed, self.final, limit, NODES) if is_near_tried else None)
 
     def _known(self, f: Formulation) -> dict[int, float]:

@@ -32,7 +32,7 @@ EXACT_OPS = 10
 SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
 MENDING = 0.25  # of the time left, where nothing else is known
 FINER = 2, 4  # parts of what counts as little
-CLOSE = 0.1  # from the bound: a plan so cheap is made cheaper beside the search, not in its place
+CLOSE = 0.1  # from the bound: a plan so cheap is made cheaper beside the search, if not of a large program
 HOPELESS = 1.5  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()
 FALLEN_BACK = (
@@ -163,7 +163,8 @@ def _solve_large(
             improver.begin_from(_tightest(problem, merged))
             end.at += time.monotonic() - begun
         bound_ns = max(bound_ns, improver.bound_ns)
-        if if_far is end or not _is_near(improver.best, bound_ns, CLOSE):
+        is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.is_large
+        if if_far is end or not is_close:
             improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
         if end.left() <= 0 or searching.is_over or _is_near(improver.best, bound_ns, options.gap):
             break
