@@ -9,7 +9,7 @@ import pytest
 from benchmarks import corpus
 from rematc.options import SolveOptions
 from rematc.problem import Problem
-from rematc.solve import fitting, solve
+from rematc.solve import fitting, solve, solver
 from rematc.solve import merge as merging
 from rematc.solve import search as searching
 from rematc.solve.deadline import Deadline
@@ -19,7 +19,8 @@ from rematc.solve.expand import expand, keep_all
 from rematc.solve.improve import Improver, Starts, mended
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.reduce import reduce
-from rematc.solve.refine import Refined, build, refine
+from rematc.solve.refine import Refined, build
+from rematc.solve.search import Found, Search
 from rematc.solve.solver import _starts
 from rematc.solve.spans import tightest
 from tests.graphs import Builder, chain, save_all_peak
@@ -101,23 +102,44 @@ def test_what_breaks_the_budget_is_mended_where_it_does() -> None:
     assert refined.size == Refined(tightest(merged.core)).size  # that of the search stays as it was
 
 
-def test_where_no_other_plan_is_known_one_far_over_the_budget_is_mended() -> None:
+def test_where_no_other_plan_is_known_one_far_over_the_budget_is_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """DenseNet a tenth above its smallest budget: what does without a MILP finds nothing there."""
     problem = corpus.load("densenet")
     asked = problem.with_budget(problem.base_bytes + 938 * 10**6)
     merged = merge(unmerged(reduce(asked)).core, 938 * 10**6)
-    refined = Refined(tightest(merged.core))
-    for _ in range(2):
-        f = build(asked, merged, refined)
-        result = f.model.solve(gap=0.05)
-        assert result.values is not None
-        over = expand(asked, merged, decode(f, result.values))
-        assert over.plan.peak_bytes > asked.budget_bytes + 10**8
-        refine(asked, merged, refined, over)
-    assert drop(asked, merged) is None
-    (found,) = _starts(asked, merged, 938 * 10**6, 0.01, Deadline.after(60), over).plans
-    assert found.plan.peak_bytes <= asked.budget_bytes
-    assert found.plan.cost_ns < 1.1 * f.floor_ns(result.bound)
+    monkeypatch.setattr(searching, "ROUNDS", 2)
+    search = Search(asked, merged, Refined(tightest(merged.core)), 0.01)
+    found = search.run(Deadline.after(600))
+    over = search.nearest
+    assert found.best is None and over is not None
+    assert over.plan.peak_bytes > asked.budget_bytes + 10**8
+    monkeypatch.setattr(solver, "FINER", ())
+    assert not _starts(asked, merged, 938 * 10**6, 0.01, Deadline.after(600)).plans
+    (start,) = _starts(asked, merged, 938 * 10**6, 0.01, Deadline.after(600), over).plans
+    assert start.plan.peak_bytes <= asked.budget_bytes
+    assert start.plan.cost_ns < 1.1 * found.bound_ns
+
+
+def test_the_improver_has_the_rest_of_the_time_where_the_search_is_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan near the bound is made cheaper beside the search, but not beside one that is over."""
+    problem = chain(14, ns=100)
+    asked = problem.with_budget(save_all_peak(problem) * 2 // 3)
+    ran = list[Improver]()
+
+    def through(search: Search, *_: object) -> Found:
+        found = drop(asked, search.merged)
+        assert found is not None
+        search.is_over = True
+        return Found(found, int(found.plan.cost_ns * 0.95), finished=True)
+
+    monkeypatch.setattr(Search, "run", through)
+    monkeypatch.setattr(Improver, "run", lambda improver, *_: ran.append(improver))
+    assert solve(asked, SolveOptions(time_limit_s=60)).cost_ns > 0
+    assert len(ran) == 1
 
 
 def with_statistics(layers: int) -> Problem:

@@ -79,12 +79,12 @@ def test_units_around_are_decided_about_too_where_that_is_not_near_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A Llama of 80 layers had to wait for the improver, with a solution 1.3 % above the relaxation."""
-    found = [f for seed in (18, 73, 101, 125, 127) for f in programs(random_problem(seed))]
+    found = [f for seed in (73, 100, 101, 125, 127) for f in programs(random_problem(seed))]
     wide = [cost_near(f) for f in found]
     monkeypatch.setattr(near_by, "WIDER", (0,))
     narrow = [cost_near(f) for f in found]
     assert all(a <= b + TOLERANCE for a, b in zip(wide, narrow, strict=True))
-    assert sum(a < b - TOLERANCE for a, b in zip(wide, narrow, strict=True)) > 3
+    assert sum(a < b - TOLERANCE for a, b in zip(wide, narrow, strict=True)) > 5
 
 
 def cost_near(f: Formulation) -> float:

@@ -159,7 +159,8 @@ class _Part:
         ]
         sizes = [core.block_bytes[b] for b in number]
         reads = [tuple(sorted(map(name, reads))) for reads in self.reads]
-        return (tuple(units), tuple(sizes), tuple(reads)), number
+        leaves = None if self.leaves is None else name(self.leaves)
+        return (tuple(units), tuple(sizes), tuple(reads), leaves), number
 
     def _named(self, u: int, name: Callable[[int], int]) -> tuple[object, ...]:
         return tuple(

@@ -53,6 +53,8 @@ class Formulation:
     def __post_init__(self) -> None:
         self.byte_unit = float(max((1, *self.core.block_bytes)))  # solvers want numbers near one
         self.time_unit = float(max((1, *(u.cost_ns for u in self.core.units))))
+        # Of a backward pass presolve finds little, and cuts are weaker after it; of a general DAG much.
+        self.model.is_presolved = min(self.core.born, default=-1) >= 0
         if self.least_peak:
             self.peak = self.model.variable(cost=1.0, integer=False)  # of the budget
         else:  # the first run of a unit that forward does not need is free, wherever it is

@@ -48,6 +48,7 @@ class Model:
     row_of: list[int] = field(default_factory=list)
     column_of: list[int] = field(default_factory=list)
     coefficient: list[float] = field(default_factory=list)
+    is_presolved: bool = True  # by the solver, where all is to be decided
 
     def variable(self, cost: float = 0.0, *, integer: bool = True) -> int:
         """A new variable: 0 or 1, or anything between if it is not ``integer``."""
@@ -103,7 +104,7 @@ class Model:
             node_limit=node_limit,
             time_limit=limit,
             random_seed=1,
-            presolve=None if fixed else mathopt.Emphasis.OFF,  # of the whole, cuts say less after it
+            presolve=None if fixed or self.is_presolved else mathopt.Emphasis.OFF,
         )
         program = self._program(fixed or {})
         if program is None:

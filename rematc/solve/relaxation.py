@@ -38,13 +38,13 @@ class Relaxation:
         self.offset, self.least_upper = model.offset, min(model.upper, default=0.0)
         self.highs = highspy.Highs()
         self.highs.silent()
-        self.highs.passModel(_program(model, fixed))
+        _taken(self.highs.passModel(_program(model, fixed)))
 
     def add(self, rows: Sequence[tuple[Sequence[Term], float]]) -> None:
         """Add rows: the terms, and what their sum is at most."""
         terms = [term for row, _ in rows for term in row]
         starts = np.cumsum([0, *(len(row) for row, _ in rows[:-1])])
-        self.highs.addRows(
+        status = self.highs.addRows(
             len(rows),
             np.full(len(rows), -math.inf),
             np.array([upper for _, upper in rows]),
@@ -53,6 +53,7 @@ class Relaxation:
             np.array([x for x, _ in terms], dtype=np.int32),
             np.array([c for _, c in terms]),
         )
+        _taken(status)
 
     def solve(self, time_limit_s: float) -> Result:
         """The solution; no values if there is none, or none by the time limit."""
@@ -67,6 +68,10 @@ class Relaxation:
             return Result(None, math.inf if is_infeasible else -math.inf, is_infeasible)
         bound = self.highs.getInfo().objective_function_value
         return Result(list(self.highs.getSolution().col_value), bound, True)
+
+
+def _taken(status: highspy.HighsStatus) -> None:
+    assert status != highspy.HighsStatus.kError, "HiGHS refused rows: what it would solve is another program"
 
 
 def _program(model: Model, fixed: Mapping[int, float]) -> highspy.HighsLp:

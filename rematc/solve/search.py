@@ -32,10 +32,11 @@ ROUGH = 0.03  # a solution so near the relaxation says well enough where to refi
 ALMOST = 0.9  # of the gap: rounding takes the rest
 ROOM = 2000  # stages told apart in a round, times units: with more the next one takes long
 SHARE = 0.5  # of the time left, for one round
+AGAIN = 0.9  # the same, for one that was too short before
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
 LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
-EASY_ROUNDS = 3  # before the improver is begun
+EASY_ROUNDS, PLAIN_ROUNDS = 3, 1  # before the improver is begun, and for a plain chain
 HEAD_START_S = 0.5  # most last MILPs are solved by then, and to find other plans takes longer
 HOPELESS = 1.25  # times the bound: far from it
 STEPS = 4  # of the improver in a round, if it is not the last
@@ -82,7 +83,6 @@ class Search:
         self.problem, self.merged, self.refined = problem, merged, refined
         self.budget_bytes = problem.budget_bytes
         self.gap, self.improver = gap, improver
-        self.is_plain = plain_chain(merged.core) is not None
         self.deadline = Deadline.after(0)
         self.rounds = 0
         self.is_over = self.is_again = False
@@ -95,7 +95,7 @@ class Search:
         self.asked = self.final if refined.is_complete else max(self.final, FIRST_GAP)
         self.is_far = False
         self.is_hard = False  # the MILP of some round was cut short
-        self.is_large = False  # the last round's
+        self.was_large = False  # the program of the last round
         self.program: Program | None = None  # as long as nothing is refined
 
     def run(self, deadline: Deadline, if_far: Deadline | None = None) -> Found:
@@ -105,6 +105,7 @@ class Search:
         known that is not far from the bound, until ``if_far``.
         """
         self.deadline, is_enough = if_far or deadline, True
+        self._offer(self.improver.best if self.improver else None)
         while is_enough and not self.is_over and self.deadline.left() > 0:
             is_enough = self._round(self.rounds)
             if self.best and not self._is_hopeless(self.best):
@@ -142,8 +143,10 @@ class Search:
             self._offer(written)
         else:
             self.nearest = min(self.nearest or written, written, key=self._excess)
-        if not (fits or is_simple or is_hopeless):
-            self._offer(fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
+            if not (is_simple or is_hopeless):
+                self._offer(
+                    fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline)
+                )
         if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
             self.is_over = self._reached() or result.finished
             return self.is_over
@@ -158,8 +161,8 @@ class Search:
 
     def _tight(self, f: Formulation, limit: Deadline) -> Program:
         """``f`` with its cuts."""
-        relaxed, self.is_large = tighten(f, self.refined.cuts, limit), is_large(f)
-        is_near_tried = self.is_large or not self.is_again
+        relaxed, self.was_large = tighten(f, self.refined.cuts, limit), is_large(f)
+        is_near_tried = self.was_large or not self.is_again
         return Program(f, relaxed, nearby(f, relaxed, self.final, limit, NODES) if is_near_tried else None)
 
     def _known(self, f: Formulation) -> dict[int, float]:
@@ -172,7 +175,9 @@ class Search:
 
     def _share(self, is_trial: bool) -> float:
         """Of the time left, for a round."""
-        if self.is_again or self.asked <= self.final:
+        if self.is_again:
+            return AGAIN
+        if self.asked <= self.final:
             return 1.0
         return TRY if is_trial else SHARE
 
@@ -191,28 +196,30 @@ class Search:
         """What ``solve`` finds, in a thread; the improver goes on meanwhile, not just until that is done.
 
         So who is first decides nothing. Where the bound shows that what was known before is cheap enough, the
-        improver is stopped, and what it found by then is let go of. In the last round it goes on until the
-        MILP is solved, and is begun if that takes longer than `HEAD_START_S`.
+        improver is stopped, and what it found by then is let go of. In the last round, or one that is done
+        again, it goes on until the MILP is solved; in an early last one it is begun only if the MILP takes
+        longer than `HEAD_START_S`. There the clock can decide which of two plans within the gap it is.
         """
-        before, until, is_last = self.before, Deadline(self.deadline.at), self.asked <= self.final
+        before, until = self.before, Deadline(self.deadline.at)
+        is_last, is_due = self.asked <= self.final, n >= self._easy_rounds() or self.is_hard
+        is_open = is_last or self.is_again
 
         def stop(whole: Future[Result]) -> None:
-            if is_last or (not whole.exception() and self._is_cheap(before, self._bound(f, whole.result()))):
+            if is_open or (not whole.exception() and self._is_cheap(before, self._bound(f, whole.result()))):
                 until.at = 0.0
 
         with ThreadPoolExecutor(1) as thread:
             whole = thread.submit(solve)
             whole.add_done_callback(stop)
-            is_slow = is_last and bool(wait([whole], HEAD_START_S).not_done)
-            if n >= self._easy_rounds() or is_slow or self.is_hard:
-                self._improve(math.inf if is_last else STEPS, until)
+            if is_due or (is_last and wait([whole], HEAD_START_S).not_done):
+                self._improve(math.inf if is_open else STEPS, until)
             result = whole.result()
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best
         return result
 
     def _easy_rounds(self) -> int:
         """Rounds before the improver is begun: few for a plain chain, where it starts from the optimum."""
-        return SIMPLE_ROUNDS if self.is_plain and self.is_far else EASY_ROUNDS
+        return PLAIN_ROUNDS if self.is_far and plain_chain(self.merged.core) else EASY_ROUNDS
 
     def _is_enough(self, f: Formulation, near: Result) -> bool:
         """Does it say as well as the MILP's what the plan is, or, of a large program, where to refine?"""

@@ -30,7 +30,7 @@ from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
-MENDING = 0.25  # of the time left, where nothing else is known
+LIKE = 0.25  # of the time left, to mend what breaks the budget by much
 FINER = 2, 4  # parts of what counts as little
 CLOSE = 0.1  # from the bound: a plan so cheap is made cheaper beside the search, if not of a large program
 HOPELESS = 1.5  # times the cheapest plan known: not worth starting from
@@ -147,9 +147,12 @@ def _solve_large(
     assert problem.budget_bytes is not None
     limit_s = options.for_ops(len(problem.graph.ops))
     end, if_far = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
-    improver = Improver(
-        problem, lambda: _starts(problem, merged, little, options.gap, end, searching.nearest)
-    )
+
+    def starts() -> Starts:
+        nearest = None if searching.best else searching.nearest
+        return _starts(problem, merged, little, options.gap, end, nearest)
+
+    improver = Improver(problem, starts)
     searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
     bound_ns = 0
     while True:
@@ -163,8 +166,8 @@ def _solve_large(
             improver.begin_from(_tightest(problem, merged))
             end.at += time.monotonic() - begun
         bound_ns = max(bound_ns, improver.bound_ns)
-        is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.is_large
-        if if_far is end or not is_close:
+        is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
+        if if_far is end or searching.is_over or not is_close:
             improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
         if end.left() <= 0 or searching.is_over or _is_near(improver.best, bound_ns, options.gap):
             break
@@ -186,8 +189,8 @@ def _starts(
     deadline: Deadline,
     nearest: Written | None = None,
 ) -> Starts:
-    """The plans within the budget that need no MILP; if there are none, one like ``nearest``, which breaks
-    it, or some of finer merges.
+    """The plans within the budget that need no MILP of the whole; if there are none, one like ``nearest``,
+    which breaks it, or some of finer merges.
     """
     assert problem.budget_bytes is not None
     plain, bound_ns = reversal(problem, merged, gap, deadline)
@@ -195,14 +198,14 @@ def _starts(
         return Starts([plain], bound_ns)
     greedy = drop(problem, merged)
     found = [plain, greedy, _chained(problem, merged)]
+    if not any(found):
+        found = [greedy := evict(problem, merged, deadline)]
     if nearest and not any(found):
-        limit = Deadline.after(MENDING * deadline.left())
-        found = [mended(problem, nearest, Refined(tightest(nearest.merged.core)), gap, limit)]
+        limit = Deadline.after(LIKE * deadline.left())
+        found = [mended(problem, nearest, Refined(tightest(merged.core)), gap, limit)]
     finer = (little // part for part in FINER)  # what is saved as small can be too much, or too little
     while not any(found) and (small := next(finer, None)) is not None:
         found = [_chained(problem, merge(merged.full, small))]
-    if not any(found):
-        found = [greedy := evict(problem, merged, deadline)]
     costs = [written.plan.cost_ns for written in found if written]
     near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
     return Starts(near, bound_ns, greedy)
