@@ -47,7 +47,7 @@ def _trained(kind: type[Way], budget: int) -> Found:
         budget,
         inner=kind.inner,
         reserve=kind.reserve_bytes(dist.get_rank(), dist.get_world_size()),
-        time_limit_s=2.0,
+        time_limit_s=10.0,  # what graphs share is the least of plans that the clock should not cut
         costs="measured",
         measure_s=0.5,
         regather=kind.regather,
