@@ -49,6 +49,8 @@ def _the_same_rates() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _collect_what_is_new() -> None:
     """What torch keeps from earlier files is no garbage; to look at it at each collection takes seconds."""
+    if "torch" in sys.modules:  # what it imports later is as much
+        importlib.import_module("torch._inductor.compile_fx")
     gc.collect()
     gc.freeze()
 

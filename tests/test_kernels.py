@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
@@ -200,6 +203,37 @@ def test_a_product_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert above(peak.problem, peak(plan)) <= 1.01 * said
     monkeypatch.setattr(compat, "NEAR_BY", math.inf)
     assert above(peak.problem, replace(peak, found={}, rehearsed={})(plan)) > 1.1 * said
+
+
+@pytest.mark.parametrize("fn", [dropped, tied])
+def test_what_is_rehearsed_calls_what_is_run(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectorised bodies are left out: the same buffers are made, passed, and let go of."""
+    peak, plan = lowest(fn, *((96, 16) if fn is dropped else (64, 16), (16, 16)))
+    write, codes = PeakOfCode._code, list[str]()
+
+    def written(*args: Any, **settings: Any) -> str:
+        codes.append(write(*args, **settings))
+        return codes[-1]
+
+    monkeypatch.setattr(PeakOfCode, "_code", written)
+    replace(peak, found={}, rehearsed={})(plan)
+    scalar = codes.copy()
+    codes.clear()
+    monkeypatch.setattr(compat, "without_vectors", nullcontext)
+    replace(peak, found={}, rehearsed={})(plan)
+    assert len(scalar) == len(codes) > 1
+    assert all(map(is_vectorised, codes)) and not any(map(is_vectorised, scalar))
+    assert list(map(calls, scalar)) == list(map(calls, codes))
+
+
+def is_vectorised(code: str) -> bool:
+    return "at::vec::Vectorized<float>::loadu" in code
+
+
+def calls(code: str) -> str:
+    """What ``call`` does; kernels that are the same have one name."""
+    (call,) = (n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef) and n.name == "call")
+    return re.sub(r"cpp_fused_\w+", "kernel", ast.unparse(call))
 
 
 def test_kernels_are_parted_before_the_steps_that_are_said() -> None:
