@@ -25,12 +25,12 @@ from rematc.options import Options, SolveOptions
 from rematc.problem import Problem
 from rematc.trace import pose_model
 
-ROUNDS = 9
+ROUNDS, CLOSER = 9, 10  # of all, and times as many of the three that the claim is about
 BUDGETS_MB = (45.0, 50.7, 52.5, 80.0)  # above what is resident; 50.7 and 52.5 are checkpointing's own peaks
 SOLVE_MB = (45.0, 52.5, 60.0, 80.0, 120.0, 160.0)
 BASE, PEER = "compiled", "checkpoint each layer"
 SAME_MEMORY = "rematc 52.5 MB"
-GOAL_RATIO, GOAL_FLOOR_MB, GOAL_SOLVE_S = 0.70, 45.0, 30.0
+GOAL_RATIO, GOAL_FLOOR_MB, GOAL_SOLVE_S = 0.60, 39.0, 30.0
 
 
 @dataclass
@@ -78,13 +78,13 @@ def _variant(name: str, backend: Any = None, checkpointed: bool = False) -> Vari
     model, inputs = llama8()
     if checkpointed:
         enable_checkpointing(model)
-    run: Any = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
 
-    def loss() -> torch.Tensor:
-        out: torch.Tensor = run(**inputs).loss
+    def loss() -> torch.Tensor:  # alone: logits that a graph returns count as held
+        out: torch.Tensor = model(**inputs).loss
         return out
 
-    return Variant(name, model, loss, backend if isinstance(backend, rematc.Backend) else None)
+    run = loss if backend is None else torch.compile(loss, backend=backend, fullgraph=True)
+    return Variant(name, model, run, backend if isinstance(backend, rematc.Backend) else None)
 
 
 def enable_checkpointing(model: Any) -> None:
@@ -207,7 +207,7 @@ def posed() -> Problem:
     """The problem of the step, op by op, without a limit."""
     model, inputs = llama8()
     assert isinstance(model, nn.Module)
-    problem, _ = pose_model(model, inputs, None, Options(None, "eager"))
+    problem, _ = pose_model(model, inputs, lambda out: out.loss, Options(None, "eager"))
     return problem
 
 
@@ -222,11 +222,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     with dynamo.patch(recompile_limit=64):  # all variants run the same code of transformers
         rows, runs = measured(variants(problem.resident_bytes), problem.resident_bytes)
         fill_times(rows, seconds_of_each(runs, args.rounds))
+        three = {name: runs[name] for name in (BASE, PEER, SAME_MEMORY) if name in runs}
+        fill_times([r for r in rows if r.name in three], seconds_of_each(three, CLOSER * args.rounds))
     solves = solve_each(problem, least)
     shown = claims(rows, solves, least)
     resident = _mb(problem.resident_bytes)
     print(f"\n{tables(rows, solves)}\n\nLeast budget: {_mb(least)} above the {resident} resident.")
-    print(f"ratio: to {BASE!r}; recompute: time above it, of that of {PEER!r}; {args.rounds} rounds.")
+    print(
+        f"ratio: to {BASE!r}; recompute: time above it, of that of {PEER!r}; {args.rounds} rounds, "
+        f"and {CLOSER * args.rounds} of these two and {SAME_MEMORY!r}."
+    )
     if args.json is not None:
         found = {"rounds": args.rounds, "resident_bytes": problem.resident_bytes, "least_bytes": least}
         found |= {"rows": [asdict(r) for r in rows], "solves": [asdict(s) for s in solves], "claims": shown}

@@ -523,6 +523,25 @@ def lowered(
     return found[0]
 
 
+def graph_name(module: fx.GraphModule, inputs: Any, **settings: Any) -> str | None:
+    """What Inductor's cache would know the code of ``module`` by; None where it does not say.
+
+    It tells apart graphs, inputs, versions and settings, but not the partitioner's, which ran before.
+    """
+    from torch._inductor import codecache, config
+
+    is_open = any(isinstance(n, torch.SymInt) for x in inputs if isinstance(x, torch.Tensor) for n in x.shape)
+    if is_open or torch.compiler.config.force_disable_caches:  # open sizes are names there
+        return None
+    try:
+        with config.patch(custom_partitioner_fn=None):
+            name: str = codecache.compiled_fx_graph_hash(module, list(inputs), settings, ())[0]  # type: ignore
+    except Exception as e:  # it has a word of its own for each thing that it can't hash
+        logging.getLogger(__name__).debug("Inductor has no name for a graph: %s", e)
+        return None
+    return name
+
+
 def without_vectors() -> AbstractContextManager[object]:
     """Inside, Inductor writes the scalar bodies of C++ kernels alone, which takes a quarter less.
 
