@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,23 +81,6 @@ def keep(path: Path, data: dict[str, Any]) -> None:
         replace_whole(path, text)
     except OSError as e:
         _unusable(path, e)
-
-
-def keep_among(path: Path, data: dict[str, Any], most: int) -> None:
-    """The same, and of the folder's files no more than ``most`` stay: those that were `used` last."""
-    keep(path, data)
-    try:
-        kept = sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime)
-        for old in kept[:-most]:
-            old.unlink(missing_ok=True)
-    except OSError as e:  # another process was faster
-        log.debug("old files stay (%s)", e)
-
-
-def used(path: Path) -> None:
-    """What is in ``path`` was of use just now."""
-    with suppress(OSError):
-        os.utime(path)
 
 
 def _unusable(path: Path, error: OSError) -> None:

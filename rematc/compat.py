@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -523,38 +524,19 @@ def lowered(
     return found[0]
 
 
-def graph_name(module: fx.GraphModule, inputs: Any, **settings: Any) -> str | None:
-    """What Inductor's cache would know the code of ``module`` by; None where it does not say.
-
-    It tells apart graphs, inputs, versions and settings, but not the partitioner's, which ran before.
-    """
-    from torch._inductor import codecache, config
-
-    is_open = any(isinstance(n, torch.SymInt) for x in inputs if isinstance(x, torch.Tensor) for n in x.shape)
-    if is_open or torch.compiler.config.force_disable_caches:  # open sizes are names there
-        return None
-    try:
-        with config.patch(custom_partitioner_fn=None):
-            name: str = codecache.compiled_fx_graph_hash(module, list(inputs), settings, ())[0]  # type: ignore
-    except Exception as e:  # it has a word of its own for each thing that it can't hash
-        logging.getLogger(__name__).debug("Inductor has no name for a graph: %s", e)
-        return None
-    return name
-
-
 def without_vectors() -> AbstractContextManager[object]:
-    """Inside, Inductor writes the scalar bodies of C++ kernels alone, which takes a quarter less.
+    """Inside, Inductor writes the scalar bodies of C++ kernels alone, in this thread: a quarter less work.
 
     They decide which buffers there are, and what is done in place; the others come after.
     """
-    from torch._inductor.codegen.cpp import CppVecKernel
+    from torch._inductor.codegen import cpp
     from torch._inductor.scheduler import SchedulerNode
     from torch._inductor.virtualized import V
 
-    write = SchedulerNode.codegen
+    vectorised, write, mine = getattr(cpp, "CppVecKernel", ()), SchedulerNode.codegen, threading.get_ident()
 
-    def codegen(node: Any, index_vars: Any) -> None:
-        if not isinstance(V.kernel, CppVecKernel):
+    def codegen(node: Any, index_vars: Any) -> None:  # what another thread writes meanwhile will run
+        if threading.get_ident() != mine or not isinstance(V.kernel, vectorised):
             write(node, index_vars)
 
     return mock.patch.object(SchedulerNode, "codegen", codegen)

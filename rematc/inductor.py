@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -16,9 +15,8 @@ from rematc import compat
 from rematc.baselines import min_cut
 from rematc.capture import Capture
 from rematc.costs import Prices
-from rematc.fuse import Kernel, Kernels, fuse
+from rematc.fuse import Kernel, fuse
 from rematc.garbage import garbage_waits
-from rematc.lowerings import Lowered, told_once
 from rematc.passes import split
 from rematc.passes.replay import STEP, Place
 from rematc.problem import OpCost, Problem
@@ -63,17 +61,12 @@ def as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
 
     What is in different kernels there is not fused: that would keep alive what the plan lets go of.
     """
-    return compat.scheduling(_place, order_of(module))
-
-
-def order_of(module: fx.GraphModule) -> str:
-    """Tells apart how the code of equal modules is asked to be."""
     from rematc import __version__
 
     said = repr(
         (__version__, LOWERING, [(n.meta.get(STEP), compat.is_written_out(n)) for n in module.graph.nodes])
     )
-    return hashlib.sha256(said.encode()).hexdigest()
+    return compat.scheduling(_place, hashlib.sha256(said.encode()).hexdigest())
 
 
 def _place(nodes: list[fx.Node]) -> Place:
@@ -91,49 +84,24 @@ def _place_of(node: fx.Node) -> Place:
 
 @garbage_waits()
 def in_kernels(
-    joint: fx.GraphModule,
-    num_fwd_outputs: int,
-    captured: Capture,
-    problem: Problem,
-    prices: Prices,
-    folder: Path | None = None,
+    joint: fx.GraphModule, num_fwd_outputs: int, captured: Capture, problem: Problem, prices: Prices
 ) -> tuple[Capture, Problem]:
-    """The same step with what Inductor writes as its values, read off one split that is lowered.
-
-    What that says is kept in ``folder``.
-    """
+    """The same step with what Inductor writes as its values, read off one split that is lowered."""
     plan = min_cut(problem.with_budget(None))
     modules = split(joint, captured, plan, num_fwd_outputs)
     with compat.lowering_as_asked():
         forward, backward = (
-            _kernels_of(Lowered(module, inputs_of(module), is_backward), folder)
+            compat.lowered(module, inputs_of(module), (), _kernels, is_backward=is_backward)
+            if computes(module)
+            else ()
             for module, is_backward in zip(modules, (False, True), strict=True)
         )
-    fused = fuse(captured, plan, forward, backward)
+    fused = fuse(captured, plan, *(tuple(Kernel(*k) for k in kernels) for kernels in (forward, backward)))
     costs = tuple(_cost(fused, i, prices) for i in range(len(fused.graph.ops)))
     return fused, replace(problem, graph=fused.graph, costs=costs)
 
 
-def _kernels_of(lowered: Lowered, folder: Path | None) -> Kernels:
-    if not computes(lowered.module):
-        return ()
-
-    def find() -> Kernels:
-        module, inputs, is_backward = lowered
-        return compat.lowered(module, inputs, (), _kernels, is_backward=is_backward)
-
-    return told_once([lowered], ("kernels", order_of(lowered.module)), folder, find, _read_kernels)
-
-
-def _read_kernels(told: Any) -> Kernels:
-    """As they were kept; raises `ValueError` or `TypeError` for anything else."""
-    kernels = tuple(Kernel(tuple(names), is_ready_made) for names, is_ready_made in told)
-    if not all(type(k.is_ready_made) is bool and all(type(n) is str for n in k.computes) for k in kernels):
-        raise ValueError("no kernels")
-    return kernels
-
-
-def _kernels(lowering: Any) -> Kernels:
+def _kernels(lowering: Any) -> tuple[tuple[tuple[str, ...], bool], ...]:
     """For `lowered`: the FX nodes of each kernel, in order (if it is ready-made, its own), and is it that?"""
 
     def ready_made(part: Any) -> bool:
@@ -142,7 +110,7 @@ def _kernels(lowering: Any) -> Kernels:
     parts = [[n.node for n in k.get_nodes() if n.node is not None] for k in compat.scheduled(lowering)]
     nodes = ([o.name for p in k for o in ([p.origin_node] if ready_made(p) else p.origins)] for k in parts)
     return tuple(
-        Kernel(tuple(dict.fromkeys(n)), any(map(ready_made, k))) for n, k in zip(nodes, parts, strict=True)
+        (tuple(dict.fromkeys(n)), any(map(ready_made, k))) for n, k in zip(nodes, parts, strict=True)
     )
 
 

@@ -89,7 +89,7 @@ def partition(
     if options.inner == "inductor":
         from rematc.peak import PeakOfCode
 
-        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned, folder)
+        peak = PeakOfCode(joint, captured, problem, num_fwd_outputs, target, planned=planned)
     with decision(problem, options.solve) as decided:
         posed = decided.problem
         taken_over = next(iter(decided.plans), None)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,11 +13,10 @@ from torch import fx
 
 from rematc import compat
 from rematc.capture import Capture, is_symbolic
-from rematc.costs import Call, Taken, device_name, is_ready_made, stays_unknown
+from rematc.costs import Call, Taken, is_ready_made
 from rematc.garbage import garbage_waits
-from rematc.inductor import as_planned, computes, inputs_of, order_of
+from rematc.inductor import as_planned, computes, inputs_of
 from rematc.kernels import parted
-from rematc.lowerings import Lowered, told_once
 from rematc.passes import split
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -32,7 +30,6 @@ from rematc.versions import holds_tangents
 
 T = TypeVar("T")
 Modules = tuple[fx.GraphModule, fx.GraphModule]
-Sizes = tuple[int, int, int, int]  # the most, the most of forward, between the passes, at the end
 
 
 class Grouping(NamedTuple):
@@ -50,7 +47,7 @@ class PeakOfCode:
     caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known`` has
     what each call of a ready-made kernel takes that was measured so far, ``rehearsed`` what the code of plans
     takes by grouping, and ``found`` that of the grouping that was chosen; ``sharing_bytes`` is what sharing
-    takes, once it was too much. What was rehearsed is kept in ``folder``.
+    takes, once it was too much.
     """
 
     joint: fx.GraphModule
@@ -59,7 +56,6 @@ class PeakOfCode:
     num_fwd_outputs: int
     target: Target
     planned: bool
-    folder: Path | None = None
     known: dict[Hashable, Taken] = field(default_factory=dict)
     found: dict[Hashable, tuple[Footprint, Grouping]] = field(default_factory=dict)
     rehearsed: dict[Hashable, Footprint] = field(default_factory=dict)
@@ -146,32 +142,8 @@ class PeakOfCode:
             self.rehearsed[key] = self._rehearse(self._split(plan, grouping))
         return self.rehearsed[key]
 
-    def _rehearse(self, modules: Modules) -> Footprint:
-        """What their code takes: as it was told before, or in a rehearsal."""
-        pairs = list(zip(modules, (False, True), strict=True))
-        lowered = [Lowered(module, inputs_of(module), is_backward) for module, is_backward in pairs]
-        peak_bytes, in_forward, kept_bytes, end_bytes = told_once(
-            lowered, self._what_decides(modules), self._kept_in, lambda: self._played(modules), _four_sizes
-        )
-        end_bytes += self.problem.epilogue_bytes
-        between_bytes = kept_bytes + self.problem.meanwhile_bytes
-        return Footprint(max(peak_bytes, between_bytes, end_bytes), in_forward, kept_bytes)
-
-    def _what_decides(self, modules: Modules) -> tuple[object, ...]:
-        """Beside the modules themselves."""
-        orders = [order_of(module) if self.planned else "" for module in modules]
-        device, is_there = device_name(device_of(self.joint)), self.target.table is not None
-        unit, donated = self.target.allocation_bytes, _donated(modules, self.num_fwd_outputs)
-        return "rehearsed", orders, self.num_fwd_outputs, device, is_there, unit, donated
-
-    @property
-    def _kept_in(self) -> Path | None:
-        """Where there are ops of which nobody knows what they take, each process is to say so."""
-        calls = (Call.of(node) for node in self.joint.graph.nodes if node.op == "call_function")
-        return self.folder if self.folder and not any(map(stays_unknown, calls)) else None
-
     @garbage_waits()
-    def _played(self, modules: Modules) -> Sizes:
+    def _rehearse(self, modules: Modules) -> Footprint:
         """Lower both modules and rehearse their code."""
         forward, backward = modules
         inputs = inputs_of(forward)
@@ -186,7 +158,9 @@ class PeakOfCode:
             donated = _donated((forward, backward), self.num_fwd_outputs)
             code = self._code(backward, [*saved, *tangents], donated, is_backward=True)
             rehearsal.play(code, [*saved, *tangents], handed_over=saved)
-        return rehearsal.peak_bytes, in_forward, kept_bytes, rehearsal.live_bytes
+        end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
+        between_bytes = kept_bytes + self.problem.meanwhile_bytes
+        return Footprint(max(rehearsal.peak_bytes, between_bytes, end_bytes), in_forward, kept_bytes)
 
     def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
         if not computes(module):
@@ -197,14 +171,6 @@ class PeakOfCode:
     def _taken(self, calls: Iterable[Call]) -> Mapping[Hashable, Taken]:
         self.known |= self.target.taken(call for call in calls if call.key not in self.known)
         return self.known
-
-
-def _four_sizes(told: Any) -> Sizes:
-    """As they were kept; raises `ValueError` for anything else."""
-    peak, in_forward, kept, end = told
-    if not all(type(size) is int and size >= 0 for size in told):
-        raise ValueError(f"no sizes: {told!r}")
-    return peak, in_forward, kept, end
 
 
 def _in_backward_s_order(saved: Sequence[T]) -> list[T]:

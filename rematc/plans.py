@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from rematc.plan import FORMAT, Plan
 from rematc.problem import TEXT, OpCost, Problem, list_of, read_object
 from rematc.simulate import judged
 
+log = logging.getLogger(__name__)
 NOTE = "found before, and kept in the cache"
 MOST = 1000  # files kept: with more, the oldest go
 SEVERAL, FLOOR = "rematc.plans/1", "floor"
@@ -37,7 +41,7 @@ def load(problem: Problem, options: SolveOptions, folder: Path) -> Plan | None:
     except PlanError as e:
         cache.damaged(path, e)
         return None
-    cache.used(path)
+    _used(path)
     return _found_before(plan)
 
 
@@ -86,7 +90,7 @@ def _load_of_graph(problem: Problem, what: str, folder: Path) -> tuple[str, tupl
     except PlanError as e:
         cache.damaged(path, e)
         return "", ()
-    cache.used(path)
+    _used(path)
     if kept["digest"] != problem.digest:  # what was proven was of other costs
         found = tuple(replace(plan, bound_ns=0, status="feasible") for plan in found)
     return kept["digest"], found
@@ -113,8 +117,19 @@ def _found_before(plan: Plan) -> Plan:
     return replace(plan, solve_s=0.0, notes=(*plan.notes, NOTE))
 
 
+def _used(path: Path) -> None:
+    with suppress(OSError):
+        os.utime(path)  # the oldest go: those not used for longest
+
+
 def _keep(path: Path, form: str, data: dict[str, Any]) -> None:
-    cache.keep_among(path, {**data, "format": form}, MOST)
+    cache.keep(path, {**data, "format": form})
+    try:
+        kept = sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime)
+        for old in kept[:-MOST]:
+            old.unlink(missing_ok=True)
+    except OSError as e:  # another process was faster
+        log.debug("old plans stay (%s)", e)
 
 
 def _path(problem: Problem, options: SolveOptions, folder: Path) -> Path:

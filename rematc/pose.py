@@ -63,7 +63,7 @@ def pose(
     from rematc.inductor import in_kernels
 
     try:
-        captured, problem = in_kernels(joint, num_fwd_outputs, captured, problem, prices, cache_folder())
+        captured, problem = in_kernels(joint, num_fwd_outputs, captured, problem, prices)
     except RematcError as e:
         log.warning("what Inductor fuses can't be read (%s); the plan is for single ops, and coarser", e)
     return captured, without_price(problem)

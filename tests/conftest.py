@@ -57,9 +57,8 @@ def _collect_what_is_new() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_plans() -> None:
-    """No test finds the plans of another, or what was told of their code."""
-    for kept in ("plans", "lowerings"):
-        shutil.rmtree(Path(_cache.name) / kept, ignore_errors=True)
+    """No test finds the plans of another."""
+    shutil.rmtree(Path(_cache.name) / "plans", ignore_errors=True)
 
 
 @pytest.fixture

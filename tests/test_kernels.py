@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -16,10 +17,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx
+from torch._inductor.codegen.cpp import CppVecKernel
+from torch._inductor.scheduler import SchedulerNode
+from torch._inductor.virtualized import V
 from torch.nn import functional as F
 
 from rematc import compat
-from rematc.baselines import min_cut, save_all
+from rematc.baselines import min_cut, recompute_all, save_all
 from rematc.cache import cache_folder
 from rematc.errors import BudgetError
 from rematc.kernels import parted
@@ -36,7 +40,7 @@ from rematc.simulate import simulate
 from rematc.solve import solve
 from rematc.target import target_of
 from tests.graphs import problems
-from tests.test_fuse import SIZES, batch_normed, computed_by, gated, given_to, joint_of, posed, run
+from tests.test_fuse import SIZES, batch_normed, computed_by, gated, given_to, joint_of, normed, posed, run
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -50,6 +54,13 @@ def dropped(x: Tensor, w: Tensor) -> Tensor:
     return x.square().mean()
 
 
+def halved(x: Tensor, w: Tensor) -> Tensor:
+    x, w = x.bfloat16(), w.bfloat16()
+    for _ in range(2):
+        x = F.gelu(x @ w).t().contiguous().t().softmax(0)
+    return x.float().square().mean()
+
+
 def tied(w: Tensor, v: Tensor) -> Tensor:
     h = F.embedding(TOKENS, w)
     for _ in range(3):
@@ -59,14 +70,19 @@ def tied(w: Tensor, v: Tensor) -> Tensor:
 
 def lowest(fn: Callable[..., Any], *sizes: tuple[int, int]) -> tuple[PeakOfCode, Plan]:
     """The plan of the lowest peak, and what says what its code needs."""
+    peak = peak_of(fn, *sizes)
+    with pytest.raises(BudgetError) as refused:
+        solve(peak.problem, budget_bytes=1)
+    return peak, refused.value.plan
+
+
+def peak_of(fn: Callable[..., Any], *sizes: tuple[int, int]) -> PeakOfCode:
+    """What says what the code of plans needs, for a budget that it does not fit."""
     joint, outputs = joint_of(fn, *(torch.randn(size).requires_grad_() for size in sizes))
     options = Options(None, "inductor", costs="roofline")
     captured, problem = pose(joint, outputs, options)
-    with pytest.raises(BudgetError) as refused:
-        solve(problem, budget_bytes=1)
     target = target_of(joint, options, cache_folder())
-    peak = PeakOfCode(joint, captured, problem.with_budget(1), outputs, target, planned=True)
-    return peak, refused.value.plan
+    return PeakOfCode(joint, captured, problem.with_budget(1), outputs, target, planned=True)
 
 
 def above(problem: Problem, bytes_: int) -> int:
@@ -205,29 +221,53 @@ def test_a_product_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert above(peak.problem, replace(peak, found={}, rehearsed={})(plan)) > 1.1 * said
 
 
-@pytest.mark.parametrize("fn", [dropped, tied])
+SMALL = (96, 16), (16, 16)
+TALL = (512, 16), (16, 16)
+REHEARSED = {dropped: SMALL, tied: ((64, 16), (16, 16)), normed: SMALL, batch_normed: TALL, halved: SMALL}
+
+
+@pytest.mark.parametrize("fn", REHEARSED, ids=lambda fn: fn.__name__)
 def test_what_is_rehearsed_calls_what_is_run(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectorised bodies are left out: the same buffers are made, passed, and let go of."""
-    peak, plan = lowest(fn, *((96, 16) if fn is dropped else (64, 16), (16, 16)))
-    write, codes = PeakOfCode._code, list[str]()
+    peak, write, codes = peak_of(fn, *REHEARSED[fn]), PeakOfCode._code, list[str]()
 
     def written(*args: Any, **settings: Any) -> str:
         codes.append(write(*args, **settings))
         return codes[-1]
 
     monkeypatch.setattr(PeakOfCode, "_code", written)
-    replace(peak, found={}, rehearsed={})(plan)
+    plans = [plan_of(peak.problem) for plan_of in (min_cut, recompute_all)]
+    again = replace(peak, found={}, rehearsed={})
+    for plan in plans:
+        peak(plan)
     scalar = codes.copy()
     codes.clear()
     monkeypatch.setattr(compat, "without_vectors", nullcontext)
-    replace(peak, found={}, rehearsed={})(plan)
-    assert len(scalar) == len(codes) > 1
-    assert all(map(is_vectorised, codes)) and not any(map(is_vectorised, scalar))
+    for plan in plans:
+        again(plan)
+    assert len(scalar) == len(codes) > 2
+    assert sum(map(is_vectorised, codes)) > sum(map(is_vectorised, scalar)) == 0
     assert list(map(calls, scalar)) == list(map(calls, codes))
 
 
+def test_what_another_thread_writes_meanwhile_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs: without its vectorised bodies it would compute nothing."""
+    written, kernel = list[str](), object.__new__(CppVecKernel)
+    monkeypatch.setattr(SchedulerNode, "codegen", lambda node, name: written.append(name))
+
+    def write(name: str) -> None:
+        with V.set_kernel_handler(kernel):
+            SchedulerNode.codegen(cast(Any, None), cast(Any, name))
+
+    with compat.without_vectors(), ThreadPoolExecutor(1) as other:
+        write("in a rehearsal")
+        other.submit(write, "meanwhile").result()
+    write("later")
+    assert written == ["meanwhile", "later"]
+
+
 def is_vectorised(code: str) -> bool:
-    return "at::vec::Vectorized<float>::loadu" in code
+    return "at::vec::Vectorized<" in code
 
 
 def calls(code: str) -> str:

@@ -1,11 +1,10 @@
 """What one run of an op costs: nanoseconds and workspace bytes, for the device it runs on."""
 
 from rematc.costs.call import Call
-from rematc.costs.device import device_name
 from rematc.costs.price import Prices, find_taken, is_ready_made, time_ops
 from rematc.costs.rates import Rates, rates_of, rates_of_card
 from rematc.costs.table import Table
-from rematc.costs.workspace import CUDA_UNIT_BYTES, Taken, stays_unknown
+from rematc.costs.workspace import CUDA_UNIT_BYTES, Taken
 
 __all__ = [
     "CUDA_UNIT_BYTES",
@@ -14,11 +13,9 @@ __all__ = [
     "Rates",
     "Table",
     "Taken",
-    "device_name",
     "find_taken",
     "is_ready_made",
     "rates_of",
     "rates_of_card",
-    "stays_unknown",
     "time_ops",
 ]
