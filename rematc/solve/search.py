@@ -20,6 +20,7 @@ from rematc.solve.merge import Merged
 from rematc.solve.model import NODES, Result
 from rematc.solve.nearby import is_large, nearby
 from rematc.solve.plain import plain_chain
+from rematc.solve.prefix import prefixes_of
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 from rematc.solve.tail import Tail, find_tail
 from rematc.solve.tighten import tighten
@@ -97,6 +98,7 @@ class Search:
         self.is_hard = False  # the MILP of some round was cut short
         self.was_large = False  # the program of the last round
         self.program: Program | None = None  # as long as nothing is refined
+        self.is_counted = False  # by prefixes
 
     def run(self, deadline: Deadline, if_far: Deadline | None = None) -> Found:
         """Go on until ``deadline``, or a round that took all the time that it had was not enough.
@@ -117,6 +119,8 @@ class Search:
 
     def _round(self, n: int) -> bool:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
+        if (self.is_far or self.is_hard) and self._counted():
+            return True
         f = self.program.f if self.program else build(self.problem, self.merged, self.refined)
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not is_large(f)
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
@@ -158,6 +162,16 @@ class Search:
         self.is_far = self.is_far or (is_simple and _needed(self.problem, written) > FAR)
         self.is_over = not self._refined(written, fits)
         return True
+
+    def _counted(self) -> bool:
+        """Does the bound that prefixes say, if they can, show that a plan is cheap enough? Asked once."""
+        found = None if self.is_counted else prefixes_of(self.merged, self.budget_bytes)
+        self.is_counted = True
+        if found:
+            self._improve(0, self.deadline)
+            self.bound = max(self.bound, found.bound_ns(self.deadline))
+        self.is_over = self._reached()
+        return self.is_over
 
     def _tight(self, f: Formulation, limit: Deadline) -> Program:
         """``f`` with its cuts."""

@@ -1,0 +1,85 @@
+"""A lower bound for a chain of segments that have few blocks, by dynamic programming over its prefixes.
+
+A *prefix* is segments 0 to s of the chain. Those after it can only ask it for the block that leaves it: then
+that is made, out of what the prefix holds. Between two times that it is asked, some moment is the one at
+which it holds least. Look at it then alone, and take all that it runs between two such moments for one step,
+in which no memory is counted: whatever a plan does, the runs of the prefix take at least
+
+    back[b]         holding b to the end, to go back over it
+    made[b]         holding b, to make what leaves it once
+    again[b, c]     holding b, to make that once, then holding c, to go back
+
+with bytes in levels, rounded down. If it is asked n > 1 times, holding b, then c, ..., and d at last, they
+take at least
+
+    made[b] + what follows, from c on, for itself
+    again[b, d] + (n - 1) * the unit that makes what leaves: all in one step, it would run once
+
+From the tables of a prefix follow those of the next one (`back`): in the stages of the segment in between,
+all is looked at that its own units can do, in any order, and all times to ask. So no plan with the backward
+ops in this order costs less than the least back[b] of the whole chain, in whatever order it recomputes, and
+however often. After rotor's recursion (Beaumont et al. 2019), turned around to be a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rematc.solve.back import Numbers, Part
+from rematc.solve.deadline import Deadline
+from rematc.solve.merge import Merged
+from rematc.solve.segments import Chain, chain_of
+
+LEVELS = 128  # of bytes that are told apart
+FINEST = 64  # parts of a block that a level may be
+LOST = 0.03  # of all bytes: so much may be lost as they are rounded down
+MOST = 8  # blocks of a segment: there are 256 sets of them
+WORK = 5e9  # entries of tables to look at, all together: some seconds
+EXACT = 1 << 24  # whole numbers up to it are exact as float32: costs are told as such,
+FORWARDS = 8  # and one is so many times what all units take
+
+
+class Prefixes:
+    """The segments of a chain, and what they cost from the first to the last."""
+
+    def __init__(self, merged: Merged, chain: Chain, budget_bytes: int) -> None:
+        core = self.core = chain.core
+        room = budget_bytes - min(stage.before_bytes for stage in core.stages)
+        unit = _unit(core.block_bytes, room)
+        every_ns = sum(u.cost_ns for u in core.units)
+        self.quantum = -(-FORWARDS * every_ns // EXACT) or 1  # nanoseconds
+        numbers = Numbers(budget_bytes, unit, 1 + max(0, room) // unit, self.quantum)
+        self.parts = [Part(merged, chain, s, numbers) for s in range(len(chain.segments))]
+        self.is_coarse = sum(b % unit for b in core.block_bytes) > LOST * sum(core.block_bytes)
+
+    @property
+    def are_few(self) -> bool:
+        """Can all be looked at, and closely enough?"""
+        few = all(len(part.blocks) <= MOST for part in self.parts)
+        return few and not self.is_coarse and sum(part.work() for part in self.parts) <= WORK
+
+    def bound_ns(self, deadline: Deadline) -> int:
+        """No plan costs less; 0 if there was no time to find out."""
+        costs = None
+        for part in self.parts:
+            if deadline.left() < 0:
+                return 0
+            costs = part.costs(costs)
+        assert costs is not None
+        first_ns = sum(self.core.units[u].cost_ns for u in self.core.extra)  # those runs are for nothing
+        return max(0, int(min(costs.back.min(), EXACT)) * self.quantum - first_ns)
+
+
+def prefixes_of(merged: Merged, budget_bytes: int) -> Prefixes | None:
+    """Those of ``merged`` for plans within ``budget_bytes``; None if it is no chain, or they are too many."""
+    chain = chain_of(merged.core)
+    found = chain and Prefixes(merged, chain, budget_bytes)
+    return found if found and found.are_few else None
+
+
+def _unit(sizes: Iterable[int], room: int) -> int:
+    """Bytes of a level: of the parts of blocks that are not too small, what fits most blocks best."""
+    least = max(1, -(-room // LEVELS))
+    known = sorted(size for size in sizes if size >= least)
+    parts = {size // n for size in {*known} for n in range(1, min(FINEST, size // least) + 1)}
+    return min(parts, key=lambda part: (sum(size % part for size in known), -part), default=least)
