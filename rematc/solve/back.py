@@ -39,7 +39,7 @@ class Numbers(NamedTuple):
     quantum: int
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """A unit: sets of bits for what it reads and makes, what it surely takes beside the former, its cost."""
 
     reads: int
@@ -48,10 +48,22 @@ class _Run(NamedTuple):
     cost: float
 
 
-def _run(merged: Merged, u: int, bits: Callable[[Iterable[int]], int], quantum: int) -> _Run:
+class Step(NamedTuple):
+    """What leaves a part is made; ``before`` and ``after`` that it has these sets. It takes ``ns``, and what
+    comes ``later``, by the bytes that the prefix before it holds; if that is asked, those before and after.
+    """
+
+    before: int
+    after: int
+    asks: bool
+    ns: Any
+    later: Table
+
+
+def _run(merged: Merged, u: int, bits: Callable[[Iterable[int]], int], quantum: int) -> Run:
     unit = merged.core.units[u]
     cost = math.inf if unit.pinned and unit.required else unit.cost_ns // quantum
-    return _Run(bits(unit.reads), bits(unit.makes), merged.lead_bytes(u), cost)
+    return Run(bits(unit.reads), bits(unit.makes), merged.lead_bytes(u), cost)
 
 
 class Part:
@@ -69,6 +81,7 @@ class Part:
         self.blocks = own if self.enters is None else [self.enters, *own]
         named = self.blocks if self.leaves is None else [*self.blocks, self.leaves]
         self.bit = {b: 1 << n for n, b in enumerate(named)}
+        self.leaving = 0 if self.leaves is None else self.bit[self.leaves]
         self.runs = [_run(merged, u, self.bits, quantum) for u in self.segment.units]
         self.ask = 0 if self.enters is None else core.units[core.maker[self.enters]].cost_ns // quantum
         self.levels = np.arange(self.n_levels)
@@ -77,42 +90,51 @@ class Part:
         """``blocks`` as a set; those of other segments are nothing here."""
         return sum(self.bit.get(b, 0) for b in {*blocks})
 
+    def blocks_of(self, s: int) -> list[int]:
+        """Those of the set ``s``."""
+        return [b for b in self.blocks if s & self.bit[b]]
+
     def work(self) -> float:
         """Entries of the largest tables, times how often they are looked at."""
         each = (len(self.segment.stages) + 1) * (len(self.runs) + len(self.blocks) + 2)
         return float(each * self.n_levels**2 * 2 ** len(self.blocks))
 
-    def fits(self, size: Table, room: float) -> Table:
+    def fits(self, size: Table, levels: Table, room: float) -> Table:
         """By set and level: do its ``size`` and what the prefix holds fit?"""
-        return size[:, None] + self.levels * self.unit <= room
+        return size[:, None] + levels * self.unit <= room
 
-    def costs(self, prefix: Costs | None) -> Costs:
-        """Those of the prefix that ends with this segment, from those of the one before, if there is one."""
+    def back(self, prefix: Costs | None) -> Back:
+        """The way over it, from the costs of the prefix that it follows, if it follows one."""
         self.sets = np.arange(1 << len(self.blocks))
         self.bytes = np.zeros(len(self.sets), np.int64)
         for b in self.blocks:
             self.bytes[self.sets & self.bit[b] != 0] += self.core.block_bytes[b]
         self.full = self.bytes // self.unit
         self.asks = prefix is not None and self.enters is not None
-        back = prefix.back if prefix else np.zeros(self.n_levels, np.float32)
-        way = Back(self, prefix if prefix and self.asks else Costs(back, *_nothing(self.n_levels)))
+        last = prefix.back if prefix else np.zeros(self.n_levels, np.float32)
+        way = Back(self, prefix if prefix and self.asks else Costs(last, *_nothing(self.n_levels)))
         for t in reversed(self.segment.stages):
             way.over(self.core.stages[t])
-        return way.costs()
+            way.run(self.limit - self.core.stages[t].before_bytes)
+        way.run(math.inf)  # what ran before the first stage, when there was more room
+        return way
 
-    def closure(self, to: int, *, asks: bool) -> tuple[Table, Table]:
-        """By set: its level, and what it costs to make the set ``to`` and what leaves the part; never if that
-        asks for what enters it, or does not.
+    def cheapest(self, to: int, *, asks: bool) -> Iterator[tuple[int, Any]]:
+        """Sets from which the set ``to`` and what leaves the part are made, and what that takes: those that
+        are cheaper than all with fewer levels. What enters the part is asked for, or not.
         """
-        leaves = 0 if self.leaves is None else self.bit[self.leaves]
-        need, ns = (to | leaves) & ~self.sets, np.zeros(len(self.sets), np.float32)
+        need, ns = (to | self.leaving) & ~self.sets, np.zeros(len(self.sets), np.float32)
         for run in reversed(self.runs):
             runs = need & run.makes != 0
             ns[runs] += np.float32(run.cost)
             need[runs] |= run.reads & ~self.sets[runs]
-        is_asked = need & 1 != 0 if self.enters is not None else np.zeros(len(need), bool)
+        is_asked = (need & 1 != 0) & (self.enters is not None)
         ns[(is_asked != asks) | (self.full >= self.n_levels)] = NEVER
-        return self.full, ns
+        best = NEVER
+        for s in np.lexsort((ns, self.full)):
+            if ns[s] < best:
+                best = ns[s]
+                yield int(s), best
 
 
 class Back:
@@ -123,41 +145,38 @@ class Back:
     asked more often, by those now and those at last, and ``mid`` the same after the first time, by those at
     last: what it holds between is not counted, and each time but one costs the unit that is asked for. In
     ``apart`` it is asked more often, too, but each time stands on its own; by what it holds now, all costs.
+
+    ``now`` and ``then`` are the levels to look at; all, if not given.
     """
 
-    def __init__(self, part: Part, prefix: Costs) -> None:
+    def __init__(self, part: Part, prefix: Costs, now: Table = None, then: Table = None) -> None:
         self.part, self.prefix = part, prefix
-        n, levels = len(part.sets), part.n_levels
-        self.rest = np.zeros((n, levels), np.float32)
-        self.mid, self.apart = np.full((2, n, levels), NEVER)
-        self.once, self.more = np.full((2, n, levels, levels), NEVER)
+        self.now = part.levels if now is None else now
+        self.then = part.levels if then is None else then
+        n, n_now, n_then = len(part.sets), len(self.now), len(self.then)
+        self.rest = np.zeros((n, n_then), np.float32)
+        self.mid = np.full((n, n_then), NEVER)
+        self.apart = np.full((n, n_now), NEVER)
+        self.once, self.more = np.full((2, n, n_now, n_then), NEVER)
+        nothing = np.zeros(1, np.int64)
+        self.tables = (
+            (self.rest, self.then),
+            (self.mid, nothing),
+            (self.apart, self.now),
+            (self.once, self.now),
+            (self.more, self.now),
+        )
 
     def over(self, stage: Stage) -> None:
-        """To the beginning of ``stage``."""
+        """To the moment when the op of ``stage`` begins."""
         part = self.part
         self._drop()
         reads = part.bits(stage.reads) & part.sets[-1]
-        fits = part.fits(part.bytes, part.limit - stage.op_bytes) & (part.sets & reads == reads)[:, None]
-        for table in self._tables():
-            self._forbid(table, ~fits)
-        self._run(part.limit - stage.before_bytes)
+        for table, levels in self.tables:
+            fits = part.fits(part.bytes, levels, part.limit - stage.op_bytes)
+            _forbid(table, fits & (part.sets & reads == reads)[:, None])
 
-    def _tables(self) -> tuple[Table, ...]:
-        return self.rest, self.mid, self.apart, self.once, self.more
-
-    def _forbid(self, table: Table, never: Table) -> None:
-        """By set and level; in ``mid`` what the prefix holds now is not counted."""
-        by_level = never[:, :1] if table is self.mid else never
-        np.copyto(table, NEVER, where=by_level.reshape(*by_level.shape, *[1] * (table.ndim - 2)))
-
-    def _drop(self) -> None:
-        """Any block may go."""
-        for table in self._tables():
-            for n in range(len(self.part.blocks)):
-                view = table.reshape(-1, 2, 1 << n, *table.shape[1:])
-                np.minimum(view[:, 1], view[:, 0], out=view[:, 1])
-
-    def _run(self, room: float) -> None:
+    def run(self, room: float) -> None:
         """Any units may run, in any order, and the prefix be asked, within ``room`` bytes."""
         is_changed = True
         while is_changed:
@@ -168,17 +187,21 @@ class Back:
             is_changed |= self.part.asks and self._ask(room)
             self._drop()
 
-    def _run_one(self, run: _Run, room: float) -> bool:
+    def _drop(self) -> None:
+        """Any block may go."""
+        for table, _ in self.tables:
+            for n in range(len(self.part.blocks)):
+                view = table.reshape(-1, 2, 1 << n, *table.shape[1:])
+                np.minimum(view[:, 1], view[:, 0], out=view[:, 1])
+
+    def _run_one(self, run: Run, room: float) -> bool:
         part, sets = self.part, self.part.sets
         reads, makes = run.reads & sets[-1], run.makes & sets[-1]
         before = sets[(sets & reads == reads) & (sets & makes != makes)]
-        size = part.bytes[before & ~makes] + run.lead_bytes
-        fits, is_changed = part.fits(size, room), False
-        for table in self._tables():
+        size, is_changed = part.bytes[before & ~makes] + run.lead_bytes, False
+        for table, levels in self.tables:
             after = table[before | makes] + np.float32(run.cost)
-            by_level = fits[:, :1] if table is self.mid else fits
-            np.copyto(after, NEVER, where=~by_level.reshape(*by_level.shape, *[1] * (table.ndim - 2)))
-            is_changed |= _lower(table, before, after)
+            is_changed |= _lower(table, before, _forbid(after, part.fits(size, levels, room)))
         return is_changed
 
     def _ask(self, room: float) -> bool:
@@ -186,55 +209,70 @@ class Back:
         part, prefix = self.part, self.prefix
         before = part.sets[part.sets & 1 == 0]
         after = before | 1
-        now, then = part.fits(part.bytes[before], room), part.fits(part.bytes[after], room)
-        last = np.where(then, self.rest[after], NEVER)
-        again = np.where(then[:, :1], self.mid[after] + np.float32(part.ask), NEVER)
-        later = np.minimum((self.once[after] + prefix.again).min(axis=(1, 2)), self.apart[after].min(axis=1))
-        is_changed = _lower(self.mid, before, np.where(now[:, :1], np.minimum(last, again), NEVER))
-        is_changed |= _lower(self.apart, before, np.where(now, prefix.made + later[:, None], NEVER))
+        now = part.fits(part.bytes[before], self.now, room)
+        at_all = part.bytes[before, None] <= room
+        last = np.where(part.fits(part.bytes[after], self.then, room), self.rest[after], NEVER)
+        again = np.where(part.bytes[after, None] <= room, self.mid[after] + np.float32(part.ask), NEVER)
+        once_more = self.once[after] + prefix.again[np.ix_(self.now, self.then)]
+        later = np.minimum(once_more.min(axis=(1, 2)), self.apart[after].min(axis=1))
+        is_changed = _lower(self.mid, before, np.where(at_all, np.minimum(last, again), NEVER))
+        is_changed |= _lower(self.apart, before, np.where(now, prefix.made[self.now] + later[:, None], NEVER))
         is_changed |= _lower(self.once, before, np.where(now[:, :, None], last[:, None], NEVER))
         return is_changed | _lower(self.more, before, np.where(now[:, :, None], again[:, None], NEVER))
 
     def costs(self) -> Costs:
         """At the beginning of the part: of the prefix that ends with it."""
-        self._drop()
-        self._run(np.inf)  # what ran before its first stage, when there was more room
         part, prefix = self.part, self.prefix
         asked = np.maximum(self.apart, (self.more + prefix.again).min(axis=2))
-        asked = np.minimum(asked, (self.once + prefix.again).min(axis=2))
-        every = np.minimum(asked, self.rest + prefix.back)
+        self.asked = np.minimum(asked, (self.once + prefix.again).min(axis=2))
+        self.every = np.minimum(self.asked, self.rest + prefix.back)
         back = np.full(part.n_levels, NEVER)
         for s in part.sets[part.full < part.n_levels]:
-            _lower_from(back, part.full[s], every[s])
+            _lower_from(back, part.full[s], self.every[s])
         if part.leaves is None:
             return Costs(back, *_nothing(part.n_levels))
-        return Costs(back, *self._made(every, asked))
+        return Costs(back, *self._made())
 
-    def _made(self, every: Table, asked: Table) -> tuple[Table, Table]:
-        """``made`` and ``again``: from each set to each other what leaves the part is made, in one go."""
+    def steps(self) -> Iterator[Step]:
+        """All that could be cheapest in which what leaves the part is made."""
         part, prefix = self.part, self.prefix
-        made, again = _nothing(part.n_levels)
-        for level, ns in _falling(*part.closure(0, asks=False)):
-            _lower_from(made, level, np.full_like(made, ns))
-        for level, ns in _falling(*part.closure(0, asks=True)):
-            _lower_from(made, level, prefix.made + ns)
         for s in part.sets[part.full < part.n_levels]:
-            to, left = part.full[s], part.n_levels - part.full[s]
-            for level, ns in _falling(*part.closure(s, asks=False)):
-                at = np.arange(part.n_levels - max(level, to))
-                again[at + level, at + to] = np.minimum(again[at + level, at + to], every[s][: len(at)] + ns)
-            thrice = (self.mid[s] + prefix.again).min(axis=1) + np.float32(part.ask)
-            then = np.maximum(prefix.made[:, None] + asked[s], thrice[:, None])
-            then = np.minimum(then, prefix.again + self.rest[s])[:, :left]
-            for level, ns in _falling(*part.closure(s, asks=True)):
-                rows = again[level:, to:]
-                np.minimum(rows, then[: part.n_levels - level] + ns, out=rows)
+            for before, ns in part.cheapest(s, asks=False):
+                yield Step(before, int(s), False, ns, self.every[s])
+            several = (self.mid[s] + prefix.again).min(axis=1) + np.float32(part.ask)
+            later = np.maximum(prefix.made[:, None] + self.asked[s], several[:, None])
+            later = np.minimum(later, prefix.again + self.rest[s])
+            for before, ns in part.cheapest(s, asks=True):
+                yield Step(before, int(s), True, ns, later)
+
+    def _made(self) -> tuple[Table, Table]:
+        """``made`` and ``again``."""
+        part, n = self.part, self.part.n_levels
+        made, again = _nothing(n)
+        for asks in (False, True):
+            for before, ns in part.cheapest(0, asks=asks):
+                row = self.prefix.made if asks else np.zeros_like(made)
+                _lower_from(made, part.full[before], row + ns)
+        for step in self.steps():
+            b, c = part.full[step.before], part.full[step.after]
+            if step.asks:
+                cells = again[b:, c:]
+                np.minimum(cells, step.later[: n - b, : n - c] + step.ns, out=cells)
+            else:
+                at = np.arange(n - max(b, c))
+                again[at + b, at + c] = np.minimum(again[at + b, at + c], step.later[: len(at)] + step.ns)
         np.minimum.accumulate(again, axis=0, out=again)
         return made, np.minimum.accumulate(again, axis=1, out=again)
 
 
 def _nothing(n_levels: int) -> tuple[Table, Table]:
     return np.full(n_levels, NEVER), np.full((n_levels, n_levels), NEVER)
+
+
+def _forbid(table: Table, fits: Table) -> Table:
+    """``table``, where sets and levels don't fit never."""
+    np.copyto(table, NEVER, where=~fits.reshape(*fits.shape, *[1] * (table.ndim - 2)))
+    return table
 
 
 def _lower(table: Table, sets: Table, new: Table) -> bool:
@@ -250,12 +288,3 @@ def _lower_from(table: Table, level: int, new: Table) -> None:
     """From ``level`` on, to what is ``new`` from 0 on; who holds more pays no more."""
     np.minimum(table[level:], new[: len(table) - level], out=table[level:])
     np.minimum.accumulate(table, out=table)
-
-
-def _falling(levels: Table, ns: Table) -> Iterator[tuple[int, Any]]:
-    """Of sets by their levels and costs those that are cheaper than all with fewer levels."""
-    best = NEVER
-    for n in np.lexsort((ns, levels)):
-        if ns[n] < best:
-            best = ns[n]
-            yield int(levels[n]), best

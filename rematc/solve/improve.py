@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from rematc.problem import Problem
@@ -156,10 +157,10 @@ class _Neighbourhood:
             return False
         return self._refined(found)
 
-    def mended(self, gap: float, deadline: Deadline) -> Written | None:
+    def mended(self, gap: float, deadline: Deadline, sizes: int | None) -> Written | None:
         """A plan that fits, for one that does not: what is near where that breaks the budget decided anew."""
         over = {t or 0 for _, t, _ in excesses(self.problem, self.best)}  # forward ends where stage 0 begins
-        for n in _sizes(len(self.near.read)):
+        for n in islice(_sizes(len(self.near.read)), sizes):
             free = self.near.units(over, n)
             for _ in range(TRIES):
                 if deadline.left() <= 0:
@@ -194,11 +195,19 @@ class _Neighbourhood:
 
 
 def mended(
-    problem: Problem, written: Written, refined: Refined, gap: float, deadline: Deadline
+    problem: Problem,
+    written: Written,
+    refined: Refined,
+    gap: float,
+    deadline: Deadline,
+    sizes: int | None = None,
 ) -> Written | None:
-    """A plan that fits, like ``written``, which does not; None if none is found near it."""
+    """A plan that fits, like ``written``, which does not; None if none is found near it.
+
+    How many units are decided anew is doubled until there is one, but only so many ``sizes`` are tried.
+    """
     assert problem.budget_bytes is not None
-    return _Neighbourhood(problem, written, refined.within(problem.budget_bytes)).mended(gap, deadline)
+    return _Neighbourhood(problem, written, refined.within(problem.budget_bytes)).mended(gap, deadline, sizes)
 
 
 class _Near:

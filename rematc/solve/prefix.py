@@ -23,12 +23,18 @@ however often. After rotor's recursion (Beaumont et al. 2019), turned around to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from rematc.solve.back import Numbers, Part
+from rematc.problem import Problem
+from rematc.solve.back import Back, Numbers, Part
 from rematc.solve.deadline import Deadline
+from rematc.solve.expand import Draft, Written, excesses, expand
+from rematc.solve.improve import Starts, mended
 from rematc.solve.merge import Merged
+from rematc.solve.refine import Refined
 from rematc.solve.segments import Chain, chain_of
+from rematc.solve.spans import tightest
+from rematc.solve.unfold import drafts
 
 LEVELS = 128  # of bytes that are told apart
 FINEST = 64  # parts of a block that a level may be
@@ -37,6 +43,7 @@ MOST = 8  # blocks of a segment: there are 256 sets of them
 WORK = 5e9  # entries of tables to look at, all together: some seconds
 EXACT = 1 << 24  # whole numbers up to it are exact as float32: costs are told as such,
 FORWARDS = 8  # and one is so many times what all units take
+FEW = 10  # ops of a plan that are over the budget: it can be mended soon, or not at all
 
 
 class Prefixes:
@@ -44,6 +51,7 @@ class Prefixes:
 
     def __init__(self, merged: Merged, chain: Chain, budget_bytes: int) -> None:
         core = self.core = chain.core
+        self.chain, self.ways = chain, list[Back]()
         room = budget_bytes - min(stage.before_bytes for stage in core.stages)
         unit = _unit(core.block_bytes, room)
         every_ns = sum(u.cost_ns for u in core.units)
@@ -64,10 +72,16 @@ class Prefixes:
         for part in self.parts:
             if deadline.left() < 0:
                 return 0
-            costs = part.costs(costs)
+            self.ways.append(part.back(costs))
+            costs = self.ways[-1].costs()
         assert costs is not None
         first_ns = sum(self.core.units[u].cost_ns for u in self.core.extra)  # those runs are for nothing
         return max(0, int(min(costs.back.min(), EXACT)) * self.quantum - first_ns)
+
+    def drafts(self) -> Iterator[Draft]:
+        """What plans that cost little more would do; none if there was no time to find out."""
+        if len(self.ways) == len(self.parts):
+            yield from drafts(self.core, self.chain, self.ways)
 
 
 def prefixes_of(merged: Merged, budget_bytes: int) -> Prefixes | None:
@@ -75,6 +89,28 @@ def prefixes_of(merged: Merged, budget_bytes: int) -> Prefixes | None:
     chain = chain_of(merged.core)
     found = chain and Prefixes(merged, chain, budget_bytes)
     return found if found and found.are_few else None
+
+
+def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Starts | None:
+    """The bound, and plans within the budget that are like those that it is of, if there are any.
+
+    None if ``merged`` is no chain of segments with few blocks.
+    """
+    assert problem.budget_bytes is not None
+    prefixes = prefixes_of(merged, problem.budget_bytes)
+    if prefixes is None:
+        return None
+    bound_ns, plans = prefixes.bound_ns(deadline), list[Written]()
+    for draft in prefixes.drafts():
+        written = expand(problem, merged, draft)
+        over = len(list(excesses(problem, written)))
+        if 0 < over <= FEW:
+            refined = Refined(tightest(merged.core))
+            found = mended(problem, written, refined, gap / 2, deadline, sizes=1)
+        else:
+            found = None if over else written
+        plans += [found] if found else []
+    return Starts(plans, bound_ns)
 
 
 def _unit(sizes: Iterable[int], room: int) -> int:

@@ -20,7 +20,7 @@ from rematc.solve.merge import Merged
 from rematc.solve.model import NODES, Result
 from rematc.solve.nearby import is_large, nearby
 from rematc.solve.plain import plain_chain
-from rematc.solve.prefix import prefixes_of
+from rematc.solve.prefix import from_prefixes
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
 from rematc.solve.tail import Tail, find_tail
 from rematc.solve.tighten import tighten
@@ -164,12 +164,13 @@ class Search:
         return True
 
     def _counted(self) -> bool:
-        """Does the bound that prefixes say, if they can, show that a plan is cheap enough? Asked once."""
-        found = None if self.is_counted else prefixes_of(self.merged, self.budget_bytes)
+        """Do the prefixes of a chain say enough, plans and a bound? They are asked once."""
+        found = None if self.is_counted else from_prefixes(self.problem, self.merged, self.gap, self.deadline)
         self.is_counted = True
         if found:
-            self._improve(0, self.deadline)
-            self.bound = max(self.bound, found.bound_ns(self.deadline))
+            self.bound = max(self.bound, found.bound_ns)
+            for written in found.plans:
+                self._offer(written)
         self.is_over = self._reached()
         return self.is_over
 
