@@ -23,6 +23,7 @@ however often. After rotor's recursion (Beaumont et al. 2019), turned around to 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rematc.problem import Problem
@@ -43,6 +44,7 @@ MOST = 8  # blocks of a segment: there are 256 sets of them
 WORK = 5e9  # entries of tables to look at, all together: some seconds
 EXACT = 1 << 24  # whole numbers up to it are exact as float32: costs are told as such,
 FORWARDS = 8  # and one is so many times what all units take
+HOPELESS = 1.25  # times the bound: such a plan is not worth to start from
 FEW = 10  # ops of a plan that are over the budget: it can be mended soon, or not at all
 
 
@@ -50,8 +52,8 @@ class Prefixes:
     """The segments of a chain, and what they cost from the first to the last."""
 
     def __init__(self, merged: Merged, chain: Chain, budget_bytes: int) -> None:
-        core = self.core = chain.core
-        self.chain, self.ways = chain, list[Back]()
+        core, self.merged = chain.core, merged
+        self.core, self.chain, self.ways = core, chain, list[Back]()
         room = budget_bytes - min(stage.before_bytes for stage in core.stages)
         unit = _unit(core.block_bytes, room)
         every_ns = sum(u.cost_ns for u in core.units)
@@ -103,12 +105,13 @@ def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadli
     bound_ns, plans = prefixes.bound_ns(deadline), list[Written]()
     for draft in prefixes.drafts():
         written = expand(problem, merged, draft)
+        if written.plan.cost_ns > HOPELESS * bound_ns:
+            continue
         over = len(list(excesses(problem, written)))
+        found = None if over else written
         if 0 < over <= FEW:
             refined = Refined(tightest(merged.core))
             found = mended(problem, written, refined, gap / 2, deadline, sizes=1)
-        else:
-            found = None if over else written
         plans += [found] if found else []
     return Starts(plans, bound_ns)
 
@@ -116,6 +119,10 @@ def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadli
 def _unit(sizes: Iterable[int], room: int) -> int:
     """Bytes of a level: of the parts of blocks that are not too small, what fits most blocks best."""
     least = max(1, -(-room // LEVELS))
-    known = sorted(size for size in sizes if size >= least)
-    parts = {size // n for size in {*known} for n in range(1, min(FINEST, size // least) + 1)}
-    return min(parts, key=lambda part: (sum(size % part for size in known), -part), default=least)
+    known = Counter(size for size in sizes if size >= least)
+    parts = {size // n for size in known for n in range(1, min(FINEST, size // least) + 1)}
+
+    def lost(part: int) -> int:
+        return sum(many * (size % part) for size, many in known.items())
+
+    return min(parts, key=lambda part: (lost(part), -part), default=least)

@@ -1,0 +1,137 @@
+"""Bounds and plans from what prefixes of a chain hold: against exhaustive search, and on a real CNN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from benchmarks import corpus
+from rematc.options import SolveOptions
+from rematc.problem import Problem
+from rematc.simulate import validate
+from rematc.solve import solve
+from rematc.solve.deadline import Deadline
+from rematc.solve.expand import expand
+from rematc.solve.merge import merge, unmerged
+from rematc.solve.prefix import EXACT, Prefixes, from_prefixes, prefixes_of
+from rematc.solve.reduce import reduce
+from rematc.solve.segments import chain_of
+from tests.graphs import Builder, random_problem, skip, with_optima
+
+
+def blocks_with_ways_around(rng: random.Random, n: int, deep: int) -> Problem:
+    """``n`` blocks of up to ``deep`` ops and a last one, which may read what enters the block, too."""
+    b = Builder()
+    x, grad = b.input("x", 2), b.tangent("dy", rng.randint(0, 2))
+    made = []
+    for k in range(n):
+        inner = [x]
+        for d in range(rng.randint(0, deep)):
+            inner += b.op(f"f{k}.{d}", inner[-1:], rng.randint(1, 5), ns=rng.randint(1, 9))
+        ends = inner[-1:] if rng.random() < 0.5 else [x, inner[-1]]
+        (y,) = b.op(f"y{k}", ends, rng.randint(1, 9), ns=rng.randint(1, 9))
+        made.append((inner, y))
+        x = y
+    loss, grads = b.op("loss", [x], 1, ns=0), []
+    for inner, y in reversed(made):
+        reads = [y] * (rng.random() < 0.8) + inner[-1:] * (rng.random() < 0.6)
+        grad = _back(b, rng, [grad, *reads], grads)
+        for a in reversed(inner[1:]):
+            if rng.random() < 0.7:
+                grad = _back(b, rng, [grad, a, *inner[:1] * (rng.random() < 0.3)], grads)
+    return b.problem(loss, [grad, *grads])
+
+
+def _back(b: Builder, rng: random.Random, reads: list[int], grads: list[int]) -> int:
+    name, sizes = f"b{len(b.ops)}", (rng.randint(1, 4), rng.choice((0, 0, 1)))
+    grad, weight = b.op(name, list(dict.fromkeys(reads)), *sizes, phase="backward")
+    grads.append(weight)
+    return grad
+
+
+def prefixes(problem: Problem) -> Prefixes | None:
+    assert problem.budget_bytes is not None
+    return prefixes_of(unmerged(reduce(problem)), problem.budget_bytes)
+
+
+def compared(problems: Iterable[Problem]) -> tuple[int, int]:
+    """How often something has to run again, and how often the bound says exactly what that costs."""
+    dear = exact = 0
+    for limited, least_ns in with_optima(problems):
+        found = prefixes(limited)
+        if found and least_ns:
+            bound = found.bound_ns(Deadline.after(60))
+            assert bound <= least_ns
+            dear, exact = dear + 1, exact + (bound == least_ns)
+    return dear, exact
+
+
+@pytest.mark.parametrize(("seed", "n", "deep", "many"), [(1, 3, 1, 60), (2, 4, 1, 40), (3, 3, 2, 20), (4, 4, 2, 8)])
+def test_no_plan_for_a_chain_costs_less(seed: int, n: int, deep: int, many: int) -> None:
+    """Exhaustive search knows every plan: in any order, with pauses anywhere."""
+    rng = random.Random(seed)
+    dear, exact = compared(blocks_with_ways_around(rng, n, deep) for _ in range(many))
+    assert dear > 2 * many
+    assert exact > 0.5 * dear
+
+
+def test_no_plan_for_whatever_graph_costs_less() -> None:
+    dear, exact = compared(map(random_problem, range(300)))
+    assert dear > 60
+    assert exact > 15
+
+
+def test_plans_from_prefixes_fit_and_cost_no_less_than_the_bound() -> None:
+    rng, plans, cheapest = random.Random(5), 0, 0
+    for limited, least_ns in with_optima(blocks_with_ways_around(rng, 4, 1) for _ in range(40)):
+        found = from_prefixes(limited, unmerged(reduce(limited)), 0.0, Deadline.after(60))
+        for written in found.plans if found else ():
+            validate(limited, written.plan)
+            assert written.plan.peak_bytes <= limited.budget_bytes
+            assert written.plan.cost_ns >= least_ns >= found.bound_ns
+            plans, cheapest = plans + 1, cheapest + (written.plan.cost_ns == least_ns)
+    assert cheapest > 0.5 * plans > 50
+
+
+def test_every_draft_makes_all_that_is_read() -> None:
+    rng, drafts = random.Random(6), 0
+    for limited, _ in with_optima(blocks_with_ways_around(rng, 4, 2) for _ in range(4)):
+        if found := prefixes(limited):
+            found.bound_ns(Deadline.after(60))
+            for draft in found.drafts():
+                validate(limited.with_budget(None), expand(limited, found.merged, draft).plan)
+                drafts += 1
+    assert drafts > 8
+
+
+def test_where_time_is_over_nothing_is_said() -> None:
+    found = prefixes(blocks_with_ways_around(random.Random(1), 4, 1).with_budget(30))
+    assert found and found.bound_ns(Deadline.after(-1)) == 0
+    assert not list(found.drafts())
+
+
+def test_where_nothing_fits_the_bound_is_more_than_any_plan_is_told_as() -> None:
+    problem = blocks_with_ways_around(random.Random(1), 4, 1)
+    chain = chain_of((merged := unmerged(reduce(problem))).core)
+    assert chain and Prefixes(merged, chain, 1).bound_ns(Deadline.after(60)) == EXACT
+
+
+@pytest.mark.parametrize("problem", [skip(5), corpus.load("gpt2_2")], ids=["no chain", "many small blocks"])
+def test_others_are_left_to_the_milp(problem: Problem) -> None:
+    limited = problem.with_budget(problem.base_bytes + 10**7)
+    merged = merge(reduce(limited))
+    assert prefixes_of(merged, problem.base_bytes + 10**7) is None
+    assert from_prefixes(limited, merged, 0.01, Deadline.after(60)) is None
+
+
+@pytest.mark.parametrize("times", [1.0, 1.25, 1.5])
+def test_a_resnet_is_solved_within_a_percent(times: float) -> None:
+    """Where the relaxation of a MILP is some 5 % off after half a minute."""
+    problem, floor = corpus.load("resnet50"), 924_053_504  # above what is resident
+    plan = solve(
+        problem.with_budget(problem.base_bytes + int(times * floor)), SolveOptions(time_limit_s=120)
+    )
+    validate(problem.with_budget(plan.budget_bytes), plan)
+    assert plan.gap <= 0.01 and plan.cost_ns > 0
