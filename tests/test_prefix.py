@@ -68,7 +68,9 @@ def compared(problems: Iterable[Problem]) -> tuple[int, int]:
     return dear, exact
 
 
-@pytest.mark.parametrize(("seed", "n", "deep", "many"), [(1, 3, 1, 60), (2, 4, 1, 40), (3, 3, 2, 20), (4, 4, 2, 8)])
+@pytest.mark.parametrize(
+    ("seed", "n", "deep", "many"), [(1, 3, 1, 60), (2, 4, 1, 40), (3, 3, 2, 20), (4, 4, 2, 8)]
+)
 def test_no_plan_for_a_chain_costs_less(seed: int, n: int, deep: int, many: int) -> None:
     """Exhaustive search knows every plan: in any order, with pauses anywhere."""
     rng = random.Random(seed)
@@ -130,8 +132,6 @@ def test_others_are_left_to_the_milp(problem: Problem) -> None:
 def test_a_resnet_is_solved_within_a_percent(times: float) -> None:
     """Where the relaxation of a MILP is some 5 % off after half a minute."""
     problem, floor = corpus.load("resnet50"), 924_053_504  # above what is resident
-    plan = solve(
-        problem.with_budget(problem.base_bytes + int(times * floor)), SolveOptions(time_limit_s=120)
-    )
+    plan = solve(problem.with_budget(problem.base_bytes + int(times * floor)), SolveOptions(time_limit_s=120))
     validate(problem.with_budget(plan.budget_bytes), plan)
     assert plan.gap <= 0.01 and plan.cost_ns > 0

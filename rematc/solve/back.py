@@ -94,10 +94,10 @@ class Part:
         """Those of the set ``s``."""
         return [b for b in self.blocks if s & self.bit[b]]
 
-    def work(self) -> float:
-        """Entries of the largest tables, times how often they are looked at."""
-        each = (len(self.segment.stages) + 1) * (len(self.runs) + len(self.blocks) + 2)
-        return float(each * self.n_levels**2 * 2 ** len(self.blocks))
+    def work(self) -> tuple[int, int]:
+        """Entries of the largest tables looked at, and how many there are."""
+        entries = self.n_levels**2 * 2 ** len(self.blocks)
+        return (len(self.segment.stages) + 1) * (len(self.runs) + len(self.blocks) + 2) * entries, entries
 
     def fits(self, size: Table, levels: Table, room: float) -> Table:
         """By set and level: do its ``size`` and what the prefix holds fit?"""

@@ -26,6 +26,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from rematc.problem import Problem
 from rematc.solve.back import Back, Numbers, Part
 from rematc.solve.deadline import Deadline
@@ -42,6 +44,7 @@ FINEST = 64  # parts of a block that a level may be
 LOST = 0.03  # of all bytes: so much may be lost as they are rounded down
 MOST = 8  # blocks of a segment: there are 256 sets of them
 WORK = 5e9  # entries of tables to look at, all together: some seconds
+KEPT = 4e7  # entries of tables: 320 MB
 EXACT = 1 << 24  # whole numbers up to it are exact as float32: costs are told as such,
 FORWARDS = 8  # and one is so many times what all units take
 HOPELESS = 1.25  # times the bound: such a plan is not worth to start from
@@ -54,6 +57,7 @@ class Prefixes:
     def __init__(self, merged: Merged, chain: Chain, budget_bytes: int) -> None:
         core, self.merged = chain.core, merged
         self.core, self.chain, self.ways = core, chain, list[Back]()
+        self.is_known = False
         room = budget_bytes - min(stage.before_bytes for stage in core.stages)
         unit = _unit(core.block_bytes, room)
         every_ns = sum(u.cost_ns for u in core.units)
@@ -65,8 +69,10 @@ class Prefixes:
     @property
     def are_few(self) -> bool:
         """Can all be looked at, and closely enough?"""
-        few = all(len(part.blocks) <= MOST for part in self.parts)
-        return few and not self.is_coarse and sum(part.work() for part in self.parts) <= WORK
+        if self.is_coarse or any(len(part.blocks) > MOST for part in self.parts):
+            return False
+        looks, entries = map(sum, zip(*(part.work() for part in self.parts), strict=True))
+        return looks <= WORK and entries <= KEPT
 
     def bound_ns(self, deadline: Deadline) -> int:
         """No plan costs less; 0 if there was no time to find out."""
@@ -77,12 +83,13 @@ class Prefixes:
             self.ways.append(part.back(costs))
             costs = self.ways[-1].costs()
         assert costs is not None
+        self.is_known = bool(np.isfinite(costs.back.min()))
         first_ns = sum(self.core.units[u].cost_ns for u in self.core.extra)  # those runs are for nothing
         return max(0, int(min(costs.back.min(), EXACT)) * self.quantum - first_ns)
 
     def drafts(self) -> Iterator[Draft]:
-        """What plans that cost little more would do; none if there was no time to find out."""
-        if len(self.ways) == len(self.parts):
+        """What plans would do that cost little more than `bound_ns` said; none if it had no time for that."""
+        if self.is_known:
             yield from drafts(self.core, self.chain, self.ways)
 
 

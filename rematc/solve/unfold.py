@@ -121,7 +121,7 @@ class _Play:
         stages, kind = holder.way.part.segment.stages, holder.kind
         for i, (begin, end) in enumerate(holder.points):
             t = stages[max(0, i - 1)] if stages else stages.start
-            for place, unit in _path(holder, (kind, self.at_hand[n]), begin, end):
+            for place, unit in _path(holder, (kind, self.at_hand[n]), begin, end) or ():
                 if unit is not None:
                     self.runs[t].append(unit)
                 elif place[1] > self.at_hand[n]:
@@ -203,20 +203,22 @@ def _point(way: Back, room: float) -> _Point:
     return _Point({kind: values.copy() for kind, values in one.items()}, room)  # type: ignore[misc]
 
 
-def _path(holder: Holder, start: Place, begin: _Point, end: _Point) -> Iterator[tuple[Place, int | None]]:
-    """The cheapest way from ``start`` to where the stage's op can run, from place to place, and what runs."""
+def _path(holder: Holder, start: Place, begin: _Point, end: _Point) -> list[tuple[Place, int | None]] | None:
+    """The cheapest way from ``start`` to where the stage's op can run, from place to place, and what runs.
+
+    None if there is none: not all has gone as the tables said. What is missing is saved, then.
+    """
     stack, seen = [(start, list[tuple[Place, int | None]]())], {start}
     while stack:
         (kind, s), way = stack.pop()
         if begin.values[kind][s] >= end.values[kind][s]:
-            yield from way
-            return
+            return way
         for place, unit, ns in reversed(list(_moves(holder, (kind, s), begin.room))):
             other, left = place
             if place not in seen and begin.values[other][left] + ns <= begin.values[kind][s]:
                 seen.add(place)
                 stack.append((place, [*way, (place, unit)]))
-    raise AssertionError("the tables contradict themselves")
+    return None
 
 
 def _moves(holder: Holder, place: Place, room: float) -> Iterator[tuple[Place, int | None, float]]:
