@@ -158,7 +158,7 @@ def holds_op_by_op(name: str, share: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("mlp", "unet") else pytest.mark.slow) for n in ZOO]
+    "name", [pytest.param(n, marks=() if n == "mlp" else pytest.mark.slow) for n in ZOO]
 )
 def test_the_smallest_budget_is_accepted(name: str) -> None:
     refused, expected = refusal(name), reference(name)

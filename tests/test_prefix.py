@@ -69,7 +69,7 @@ def compared(problems: Iterable[Problem]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "n", "deep", "many"), [(1, 3, 1, 60), (2, 4, 1, 40), (3, 3, 2, 20), (4, 4, 2, 8)]
+    ("seed", "n", "deep", "many"), [(1, 3, 1, 60), (2, 4, 1, 20), (3, 3, 2, 10), (4, 4, 2, 4)]
 )
 def test_no_plan_for_a_chain_costs_less(seed: int, n: int, deep: int, many: int) -> None:
     """Exhaustive search knows every plan: in any order, with pauses anywhere."""
@@ -87,14 +87,14 @@ def test_no_plan_for_whatever_graph_costs_less() -> None:
 
 def test_plans_from_prefixes_fit_and_cost_no_less_than_the_bound() -> None:
     rng, plans, cheapest = random.Random(5), 0, 0
-    for limited, least_ns in with_optima(blocks_with_ways_around(rng, 4, 1) for _ in range(40)):
+    for limited, least_ns in with_optima(blocks_with_ways_around(rng, 4, 1) for _ in range(20)):
         found = from_prefixes(limited, unmerged(reduce(limited)), 0.0, Deadline.after(60))
         for written in found.plans if found else ():
             validate(limited, written.plan)
             assert written.plan.peak_bytes <= limited.budget_bytes
             assert written.plan.cost_ns >= least_ns >= found.bound_ns
             plans, cheapest = plans + 1, cheapest + (written.plan.cost_ns == least_ns)
-    assert cheapest > 0.5 * plans > 50
+    assert cheapest > 0.5 * plans > 25
 
 
 def test_every_draft_makes_all_that_is_read() -> None:
@@ -128,7 +128,9 @@ def test_others_are_left_to_the_milp(problem: Problem) -> None:
     assert from_prefixes(limited, merged, 0.01, Deadline.after(60)) is None
 
 
-@pytest.mark.parametrize("times", [1.0, 1.25, 1.5])
+@pytest.mark.parametrize(
+    "times", [pytest.param(times, marks=() if times == 1.25 else pytest.mark.slow) for times in (1.0, 1.25, 1.5)]
+)
 def test_a_resnet_is_solved_within_a_percent(times: float) -> None:
     """Where the relaxation of a MILP is some 5 % off after half a minute."""
     problem, floor = corpus.load("resnet50"), 924_053_504  # above what is resident
