@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from rematc.solve.within import MOST, Point, Run, Runs, Ways
 
 CORNERS = 20  # of the sets that are worth keeping
 LIMITS = 6
+KNOWN = 4  # graphs whose windows are kept
 WIDEST, WIDE, MANY = 3, 2, 64  # segments in a window, and where a chain has many
 
 Way = tuple[frozenset[int], Runs]  # the blocks kept, and the units that run in each stage
@@ -57,10 +59,14 @@ class Window:
     choices: list[Choice]
 
 
-def windows_of(merged: Merged, chain: Chain) -> list[list[Window]]:
-    """By the segment that they begin with: it alone, then with those after it, up to `MOST` blocks."""
+@lru_cache(maxsize=KNOWN)
+def windows_of(merged: Merged, chain: Chain) -> tuple[tuple[Window, ...], ...]:
+    """By the segment that they begin with: it alone, then with those after it, up to `MOST` blocks.
+
+    No budget has a part in it, so the next search for the same graph finds them.
+    """
     burst, known = Burst(merged), dict[object, list[Way]]()
-    return [list(_windows(burst, chain, s, known)) for s in range(len(chain.segments))]
+    return tuple(tuple(_windows(burst, chain, s, known)) for s in range(len(chain.segments)))
 
 
 def _windows(burst: Burst, chain: Chain, s: int, known: dict[object, list[Way]]) -> Iterator[Window]:
