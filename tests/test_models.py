@@ -157,9 +157,7 @@ def holds_op_by_op(name: str, share: float | None) -> None:
     assert predicted == pytest.approx(measured, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "mlp" else pytest.mark.slow) for n in ZOO]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "mlp" else pytest.mark.slow) for n in ZOO])
 def test_the_smallest_budget_is_accepted(name: str) -> None:
     refused, expected = refusal(name), reference(name)
     case, floor = ALL[name](), refused.minimum_bytes

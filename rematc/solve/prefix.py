@@ -43,7 +43,8 @@ LEVELS = 128  # of bytes that are told apart
 FINEST = 64  # parts of a block that a level may be
 LOST = 0.03  # of all bytes: so much may be lost as they are rounded down
 MOST = 8  # blocks of a segment: there are 256 sets of them
-WORK = 5e9  # entries of tables to look at, all together: some seconds
+WORK = 5e9  # entries of tables to look at, all together
+SPEED = 5e8  # of them a second, at the least
 KEPT = 4e7  # entries of tables: 320 MB
 EXACT = 1 << 24  # whole numbers up to it are exact as float32: costs are told as such,
 FORWARDS = 8  # and one is so many times what all units take
@@ -66,20 +67,20 @@ class Prefixes:
         self.parts = [Part(merged, chain, s, numbers) for s in range(len(chain.segments))]
         self.is_coarse = sum(b % unit for b in core.block_bytes) > LOST * sum(core.block_bytes)
 
+        self.looks, self.entries = map(sum, zip(*(part.work() for part in self.parts), strict=True))
+
     @property
     def are_few(self) -> bool:
         """Can all be looked at, and closely enough?"""
-        if self.is_coarse or any(len(part.blocks) > MOST for part in self.parts):
-            return False
-        looks, entries = map(sum, zip(*(part.work() for part in self.parts), strict=True))
-        return looks <= WORK and entries <= KEPT
+        are_small = all(len(part.blocks) <= MOST for part in self.parts)
+        return are_small and self.looks <= WORK and self.entries <= KEPT and not self.is_coarse
 
     def bound_ns(self, deadline: Deadline) -> int:
-        """No plan costs less; 0 if there was no time to find out."""
+        """No plan costs less; 0 if there is no time to find out."""
         costs = None
+        if deadline.left() < self.looks / SPEED:
+            return 0
         for part in self.parts:
-            if deadline.left() < 0:
-                return 0
             self.ways.append(part.back(costs))
             costs = self.ways[-1].costs()
         assert costs is not None
