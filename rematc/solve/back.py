@@ -178,6 +178,7 @@ class Back:
 
     def run(self, room: float) -> None:
         """Any units may run, in any order, and the prefix be asked, within ``room`` bytes."""
+        self._drop()
         is_changed = True
         while is_changed:
             is_changed = False
