@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 
@@ -18,7 +20,8 @@ from rematc.solve.merge import merge, unmerged
 from rematc.solve.prefix import EXACT, Prefixes, from_prefixes, prefixes_of
 from rematc.solve.reduce import reduce
 from rematc.solve.segments import chain_of
-from tests.graphs import Builder, random_problem, skip, with_optima
+from rematc.solve.tail import find_tail
+from tests.graphs import Builder, random_problem, save_all_peak, skip, with_optima
 
 
 def blocks_with_ways_around(rng: random.Random, n: int, deep: int) -> Problem:
@@ -103,16 +106,45 @@ def test_no_plan_for_a_chain_that_is_read_out_of_order_costs_less() -> None:
 def test_a_block_may_go_before_the_first_unit_runs() -> None:
     """Where an op has no room for it, it goes before: so what a unit makes before that has room, too."""
     b = Builder()
-    x = b.input("x")
-    (a,) = b.op("a", [x], 2)
-    (c,) = b.op("c", [a], 2)
-    (d,) = b.op("d", [a, c], 2)
-    (e,) = b.op("e", [d], 1)
-    (f,) = b.op("f", [e], 5)
-    grad = b.tangent("dy", 1)
-    for read, size in ((f, 1), (e, 1), (a, 4), (d, 3), (a, 1)):
-        (grad,) = b.op(f"b{len(b.ops)}", [grad, read], size, phase="backward")
-    assert compared([b.problem([f], [grad])])[0] > 0
+    made, grad = [b.input("x")], b.tangent("dy")
+    for n, size in enumerate((4, 4, 8, 3, 3, 4, 4, 1)):
+        made += b.op(f"f{n}", made[-1:], size)
+    for reads, size, workspace in (
+        ((7,), 1, 2),
+        ((6, 7, 4), 2, 0),
+        ((3,), 1, 2),
+        ((3,), 3, 2),
+        ((1, 2), 0, 0),
+    ):
+        given = [grad, *(made[n] for n in reads)]
+        (grad,) = b.op(f"b{len(b.ops)}", given, size, phase="backward", workspace=workspace)
+    assert compared([b.problem(made[-1:], [grad], 7)])[0] > 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(blocks_with_ways_around, n=6, deep=1), partial(read_out_of_order, n=9)],
+    ids=["blocks", "ops"],
+)
+def test_it_is_no_more_than_the_least_from_all_sets_of_all_blocks(
+    make: Callable[[random.Random], Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all of the backward pass is tail that is known, of graphs that have too many plans to look at."""
+    monkeypatch.setattr(importlib.import_module("rematc.solve.tail"), "WAYS", 10**6)
+    rng, exact, dear = random.Random(8), 0, 0
+    for _ in range(12):
+        merged = unmerged(reduce(problem := make(rng)))
+        most = save_all_peak(problem)
+        for budget in range(most // 3, most, max(1, most // 9)):
+            tail = find_tail(merged, budget, 10**6, Deadline.after(60))
+            found = prefixes_of(merged, budget)
+            if tail and tail.start == 0 and found:
+                least_ns = min(way.cost_ns for way in tail.ways)
+                bound = found.bound_ns(Deadline.after(60))
+                assert bound <= least_ns
+                dear, exact = dear + 1, exact + (bound == least_ns)
+    assert dear > 20
+    assert exact > 0.3 * dear
 
 
 def test_no_plan_for_whatever_graph_costs_less() -> None:

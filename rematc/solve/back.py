@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from rematc.solve.reduce import Stage
 from rematc.solve.segments import Chain
 
 NEVER = np.float32(np.inf)
+CALLS, STEP = 60_000, 25_000  # entries that could be looked at while numpy is called, and to find a step
 
 Table = Any  # of float32
 
@@ -34,7 +36,7 @@ class Numbers(NamedTuple):
     """What is common to all parts: the budget, bytes of a level, how many there are, ns of a cost."""
 
     limit: int
-    unit: int
+    level_bytes: int
     n_levels: int
     quantum: int
 
@@ -49,8 +51,9 @@ class Run(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What leaves a part is made; ``before`` and ``after`` that it has these sets. It takes ``ns``, and what
-    comes ``later``, by the bytes that the prefix before it holds; if that is asked, those before and after.
+    """The part goes over from the set ``before`` to ``after``, and makes what leaves it. That takes ``ns``.
+
+    ``later`` is what comes then, by what the prefix before it holds; if it ``asks`` that, before and after.
     """
 
     before: int
@@ -72,7 +75,7 @@ class Part:
     def __init__(self, merged: Merged, chain: Chain, s: int, numbers: Numbers) -> None:
         core, self.segment = chain.core, chain.segments[s]
         self.core = core
-        self.limit, self.unit, self.n_levels, quantum = numbers
+        self.limit, self.level_bytes, self.n_levels, quantum = numbers
         free = chain.always | core.held
         self.enters = None if self.segment.enters in free else self.segment.enters
         self.leaves = chain.segments[s + 1].enters if s + 1 < len(chain.segments) else None
@@ -85,6 +88,25 @@ class Part:
         self.runs = [_run(merged, u, self.bits, quantum) for u in self.segment.units]
         self.ask = 0 if self.enters is None else core.units[core.maker[self.enters]].cost_ns // quantum
         self.levels = np.arange(self.n_levels)
+        self.asks = s > 0 and self.enters is not None
+
+    @cached_property
+    def sets(self) -> Any:
+        """All sets of the blocks."""
+        return np.arange(1 << len(self.blocks))
+
+    @cached_property
+    def bytes(self) -> Any:
+        """Of each set."""
+        found = np.zeros(len(self.sets), np.int64)
+        for b in self.blocks:
+            found[self.sets & self.bit[b] != 0] += self.core.block_bytes[b]
+        return found
+
+    @cached_property
+    def full(self) -> Any:
+        """Levels of each set, rounded down."""
+        return self.bytes // self.level_bytes
 
     def bits(self, blocks: Iterable[int]) -> int:
         """``blocks`` as a set; those of other segments are nothing here."""
@@ -95,24 +117,20 @@ class Part:
         return [b for b in self.blocks if s & self.bit[b]]
 
     def work(self) -> tuple[int, int]:
-        """Entries of the largest tables looked at, and how many there are."""
-        entries = self.n_levels**2 * 2 ** len(self.blocks)
-        return (len(self.segment.stages) + 1) * (len(self.runs) + len(self.blocks) + 2) * entries, entries
+        """What it takes to fill the tables, in entries looked at, and how many entries the largest have."""
+        sets, each = 2 ** len(self.blocks), len(self.runs) + len(self.blocks) + 2
+        entries = sets * self.n_levels**2
+        looks = (len(self.segment.stages) + 1) * each * (entries + CALLS) + sets * len(self.runs) * STEP
+        return looks, entries
 
     def fits(self, size: Table, levels: Table, room: float) -> Table:
         """By set and level: do its ``size`` and what the prefix holds fit?"""
-        return size[:, None] + levels * self.unit <= room
+        return size[:, None] + levels * self.level_bytes <= room
 
     def back(self, prefix: Costs | None) -> Back:
         """The way over it, from the costs of the prefix that it follows, if it follows one."""
-        self.sets = np.arange(1 << len(self.blocks))
-        self.bytes = np.zeros(len(self.sets), np.int64)
-        for b in self.blocks:
-            self.bytes[self.sets & self.bit[b] != 0] += self.core.block_bytes[b]
-        self.full = self.bytes // self.unit
-        self.asks = prefix is not None and self.enters is not None
-        last = prefix.back if prefix else np.zeros(self.n_levels, np.float32)
-        way = Back(self, prefix if prefix and self.asks else Costs(last, *_nothing(self.n_levels)))
+        before = prefix.back if prefix else np.zeros(self.n_levels, np.float32)
+        way = Back(self, prefix if prefix and self.asks else Costs(before, *_nothing(self.n_levels)))
         for t in reversed(self.segment.stages):
             way.over(self.core.stages[t])
             way.run(self.limit - self.core.stages[t].before_bytes)
@@ -221,12 +239,21 @@ class Back:
         is_changed |= _lower(self.once, before, np.where(now[:, :, None], last[:, None], NEVER))
         return is_changed | _lower(self.more, before, np.where(now[:, :, None], again[:, None], NEVER))
 
+    @cached_property
+    def asked(self) -> Table:
+        """All costs where the prefix before it is asked, by what that holds."""
+        again = self.prefix.again
+        more = np.maximum(self.apart, (self.more + again).min(axis=2))
+        return np.minimum(more, (self.once + again).min(axis=2))
+
+    @cached_property
+    def every(self) -> Table:
+        """All costs, asked or not."""
+        return np.minimum(self.asked, self.rest + self.prefix.back)
+
     def costs(self) -> Costs:
         """At the beginning of the part: of the prefix that ends with it."""
-        part, prefix = self.part, self.prefix
-        asked = np.maximum(self.apart, (self.more + prefix.again).min(axis=2))
-        self.asked = np.minimum(asked, (self.once + prefix.again).min(axis=2))
-        self.every = np.minimum(self.asked, self.rest + prefix.back)
+        part = self.part
         back = np.full(part.n_levels, NEVER)
         for s in part.sets[part.full < part.n_levels]:
             _lower_from(back, part.full[s], self.every[s])

@@ -15,6 +15,7 @@ take at least
     made[b] + what follows, from c on, for itself
     again[b, d] + (n - 1) * the unit that makes what leaves: all in one step, it would run once
 
+A prefix's own runs are counted from one of its own least moments to the next, so nothing is counted twice.
 From the tables of a prefix follow those of the next one (`back`): in the stages of the segment in between,
 all is looked at that its own units can do, in any order, and all times to ask. So no plan with the backward
 ops in this order costs less than the least back[b] of the whole chain, in whatever order it recomputes, and
@@ -46,9 +47,11 @@ MOST = 8  # blocks of a segment: there are 256 sets of them
 WORK = 5e9  # entries of tables to look at, all together
 SPEED = 5e8  # of them a second, at the least
 KEPT = 4e7  # entries of tables: 320 MB
-EXACT = 1 << 24  # whole numbers up to it are exact as float32: costs are told as such,
-FORWARDS = 8  # and one is so many times what all units take
+EXACT = 1 << 24  # whole numbers up to it are exact as float32, and costs are told as such
+FORWARDS = 8  # times what all units take: such a cost is told as `EXACT`, and a larger one, too
+ODD = 100  # sizes of blocks that levels are made to fit
 HOPELESS = 1.25  # times the bound: such a plan is not worth to start from
+LIKE = 0.25  # of the time left, to mend plans
 FEW = 10  # ops of a plan that are over the budget: it can be mended soon, or not at all
 
 
@@ -60,13 +63,12 @@ class Prefixes:
         self.core, self.chain, self.ways = core, chain, list[Back]()
         self.is_known = False
         room = budget_bytes - min(stage.before_bytes for stage in core.stages)
-        unit = _unit(core.block_bytes, room)
+        size = _level_bytes(core.block_bytes, room)
         every_ns = sum(u.cost_ns for u in core.units)
         self.quantum = -(-FORWARDS * every_ns // EXACT) or 1  # nanoseconds
-        numbers = Numbers(budget_bytes, unit, 1 + max(0, room) // unit, self.quantum)
+        numbers = Numbers(budget_bytes, size, 1 + max(0, room) // size, self.quantum)
         self.parts = [Part(merged, chain, s, numbers) for s in range(len(chain.segments))]
-        self.is_coarse = sum(b % unit for b in core.block_bytes) > LOST * sum(core.block_bytes)
-
+        self.is_coarse = sum(b % size for b in core.block_bytes) > LOST * sum(core.block_bytes)
         self.looks, self.entries = map(sum, zip(*(part.work() for part in self.parts), strict=True))
 
     @property
@@ -81,6 +83,8 @@ class Prefixes:
         if deadline.left() < self.looks / SPEED:
             return 0
         for part in self.parts:
+            if deadline.left() < 0:
+                return 0
             self.ways.append(part.back(costs))
             costs = self.ways[-1].costs()
         assert costs is not None
@@ -111,7 +115,10 @@ def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadli
     if prefixes is None:
         return None
     bound_ns, plans = prefixes.bound_ns(deadline), list[Written]()
+    limit = Deadline.after(LIKE * deadline.left())
     for draft in prefixes.drafts():
+        if limit.left() < 0:
+            break
         written = expand(problem, merged, draft)
         if written.plan.cost_ns > HOPELESS * bound_ns:
             continue
@@ -119,15 +126,15 @@ def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadli
         found = None if over else written
         if 0 < over <= FEW:
             refined = Refined(tightest(merged.core))
-            found = mended(problem, written, refined, gap / 2, deadline, sizes=1)
+            found = mended(problem, written, refined, gap / 2, limit, sizes=1)
         plans += [found] if found else []
     return Starts(plans, bound_ns)
 
 
-def _unit(sizes: Iterable[int], room: int) -> int:
+def _level_bytes(sizes: Iterable[int], room: int) -> int:
     """Bytes of a level: of the parts of blocks that are not too small, what fits most blocks best."""
     least = max(1, -(-room // LEVELS))
-    known = Counter(size for size in sizes if size >= least)
+    known = dict(Counter(size for size in sizes if size >= least).most_common(ODD))
     parts = {size // n for size in known for n in range(1, min(FINEST, size // least) + 1)}
 
     def lost(part: int) -> int:

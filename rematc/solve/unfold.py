@@ -206,7 +206,7 @@ def _point(way: Back, room: float) -> _Point:
 def _path(holder: Holder, start: Place, begin: _Point, end: _Point) -> list[tuple[Place, int | None]] | None:
     """The cheapest way from ``start`` to where the stage's op can run, from place to place, and what runs.
 
-    None if there is none: not all has gone as the tables said. What is missing is saved, then.
+    None if there is none: not all has gone as the tables said. What is missing is made again, then.
     """
     stack, seen = [(start, list[tuple[Place, int | None]]())], {start}
     while stack:
@@ -224,7 +224,7 @@ def _path(holder: Holder, start: Place, begin: _Point, end: _Point) -> list[tupl
 def _moves(holder: Holder, place: Place, room: float) -> Iterator[tuple[Place, int | None, float]]:
     """What can be done at ``place``: a unit runs, the prefix before is asked, a block goes."""
     part, (kind, s) = holder.way.part, place
-    held = {"rest": holder.then, "mid": 0, "once": holder.now, "more": holder.now}[kind] * part.unit
+    held = {"rest": holder.then, "mid": 0, "once": holder.now, "more": holder.now}[kind] * part.level_bytes
     for u, run in zip(part.segment.units, part.runs, strict=True):
         reads, makes = run.reads & part.sets[-1], run.makes & part.sets[-1]
         size = part.bytes[s & ~makes] + run.lead_bytes + held
