@@ -59,7 +59,7 @@ class Prefixes:
     """The segments of a chain, and what they cost from the first to the last."""
 
     def __init__(self, merged: Merged, chain: Chain, budget_bytes: int) -> None:
-        core, self.merged = chain.core, merged
+        core = chain.core
         self.core, self.chain, self.ways = core, chain, list[Back]()
         self.is_known = False
         room = budget_bytes - min(stage.before_bytes for stage in core.stages)

@@ -119,8 +119,11 @@ class Search:
 
     def _round(self, n: int) -> bool:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
-        if (self.is_far or self.is_hard) and self._counted():
-            return True
+        if (self.is_far or self.is_hard) and not self.is_counted:
+            self._count()
+            if self._reached():
+                self.is_over = True
+                return True
         f = self.program.f if self.program else build(self.problem, self.merged, self.refined)
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not is_large(f)
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
@@ -163,16 +166,14 @@ class Search:
         self.is_over = not self._refined(written, fits)
         return True
 
-    def _counted(self) -> bool:
-        """Do the prefixes of a chain say enough, plans and a bound? They are asked once."""
-        found = None if self.is_counted else from_prefixes(self.problem, self.merged, self.gap, self.deadline)
+    def _count(self) -> None:
+        """What the prefixes of a chain say, once: a bound, and plans."""
         self.is_counted = True
+        found = from_prefixes(self.problem, self.merged, self.gap, self.deadline)
         if found:
             self.bound = max(self.bound, found.bound_ns)
             for written in found.plans:
                 self._offer(written)
-        self.is_over = self._reached()
-        return self.is_over
 
     def _tight(self, f: Formulation, limit: Deadline) -> Program:
         """``f`` with its cuts."""
