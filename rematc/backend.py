@@ -64,8 +64,8 @@ def backend(
     None for no limit. ``inner="inductor"`` compiles the two graphs; ``inner="eager"`` runs them op by
     op, exact to the byte. ``reserve`` (bytes, or "2GB") is kept free for what rematc can't see, and
     ``optimizer`` (an optimizer, or a function from parameters to one) has the bytes of its state
-    kept free. The solver stops after ``time_limit_s`` seconds (None: 2 to 20, by the number of ops), or
-    once the plan is proven to be within ``gap`` of the cheapest.
+    kept free. The solver stops after ``time_limit_s`` seconds of work (None: 2 to 20, by the number of ops),
+    or once the plan is proven to be within ``gap`` of the cheapest.
 
     ``costs`` says what recomputation is taken to cost: "measured" times each distinct op on the device, for
     ``measure_s`` seconds at most, once, and keeps the figures; "roofline" works them out of the

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--reserve", default="0", help='memory to keep free: "500MB"; default: 0')
     parser.add_argument(
-        "--time-limit", type=float, default=30.0, metavar="S", help="seconds to search; default: 30"
+        "--time-limit", type=float, default=30.0, metavar="S", help="seconds of work to search; default: 30"
     )
     parser.add_argument(
         "--gap", type=float, default=0.01, help="stop this close to the proven optimum; default: 0.01"

@@ -14,6 +14,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged, simulate, validate
 from rematc.solve import refusal, solve
+from rematc.solve.clock import counted
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def fit(
     learned, solver = problem, _Solver()
     limit_s = options.for_ops(len(problem.graph.ops))
     for _ in range(ROUNDS):
-        left_s = max(LEAST_S, LEAST * limit_s, limit_s - solver.seconds)
+        left_s = max(LEAST_S, LEAST * limit_s, limit_s - solver.counted_s)
         try:
             plan = solver.solved(learned, replace(options, time_limit_s=left_s))
         except BudgetError as e:
@@ -74,17 +75,20 @@ def fit(
 
 @dataclass
 class _Solver:
-    """Solves, and keeps account of the ``seconds``, and of the lowest bound that was proven."""
+    """Solves, and keeps account of the time, real and counted, and of the lowest bound that was proven."""
 
     seconds: float = 0.0
+    counted_s: float = 0.0
     bound_ns: int | None = None
 
     def solved(self, problem: Problem, options: SolveOptions) -> Plan:
         started = time.monotonic()
-        try:
-            plan = solve(problem, options)
-        finally:
-            self.seconds += time.monotonic() - started
+        with counted() as clock:
+            try:
+                plan = solve(problem, options)
+            finally:
+                self.seconds += time.monotonic() - started
+                self.counted_s += clock.done
         self.bound_ns = plan.bound_ns if self.bound_ns is None else min(self.bound_ns, plan.bound_ns)
         return plan
 

@@ -1,17 +1,21 @@
-"""The MILP is solved in a thread while the improver goes on: which of them is first decides nothing."""
+"""What is done in two threads at once: which of them is first decides nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
+from threading import Semaphore
 
 import pytest
 
 from benchmarks import corpus
 from rematc.options import SolveOptions
 from rematc.solve import solve
+from rematc.solve.clock import counted, current, spend
+from rematc.solve.deadline import Deadline
+from rematc.solve.meanwhile import meanwhile
 from rematc.solve.model import Result
 
 
@@ -31,32 +35,66 @@ class AtOnce:
         return done
 
 
-class AtLast(AtOnce):
-    """It is done once its result is asked for."""
-
-    def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        class Late(Future[Result]):
-            def result(self, timeout: float | None = None) -> Result:
-                if not self.done():
-                    self.set_result(call())
-                return super().result(timeout)
-
-        return Late()
-
-
 def test_it_decides_nothing_whether_the_milp_or_the_improver_is_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the bound tells that the improver went on for nothing, what it found is no part of the plan."""
+    """Solved before anything else, or beside it: the improver takes the same steps, and finds the same."""
     problem = corpus.load("gpt2_8")
     asked = problem.with_budget(problem.resident_bytes + 9976859290)
     plans = []
     monkeypatch.setattr(import_module("rematc.solve.search"), "HEAD_START_S", 0.0)
-    for executor in (AtOnce, AtLast):
-        monkeypatch.setattr(import_module("rematc.solve.search"), "ThreadPoolExecutor", executor)
+    for executor in (AtOnce, ThreadPoolExecutor):
+        monkeypatch.setattr(import_module("rematc.solve.meanwhile"), "ThreadPoolExecutor", executor)
         plans.append(replace(solve(asked, SolveOptions(time_limit_s=60)), solve_s=0.0))
     assert plans[0].status == "optimal"
     assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 100])
+@pytest.mark.parametrize(("work", "step", "steps"), [(3, 1.0, 3), (4, 2.0, 2), (3, 2.0, 2), (1, 9.0, 1)])
+def test_as_much_is_done_meanwhile_however_far_the_other_is(
+    ahead: int, work: int, step: float, steps: int
+) -> None:
+    """What is ``work`` seconds is that long, whether it comes to do them before or after each step here."""
+    with counted():
+        allowed, taken = Semaphore(ahead), 0
+
+        def spend_all() -> str:
+            for _ in range(work):
+                allowed.acquire()
+                spend(1.0)
+            return "done"
+
+        with meanwhile(spend_all) as running:
+            until = running.until(Deadline(100.0))
+            while not allowed.release(1 + int(step)) and until.left() > 0:
+                spend(step)
+                taken += 1
+            allowed.release(work)
+            assert running.result() == "done"
+        assert taken == steps
+        assert current().done == max(work, steps * step)
+
+
+def test_no_step_is_taken_beside_what_ends_at_once() -> None:
+    """It ended when no more was done than before."""
+    with counted(), meanwhile(lambda: None) as running:
+        assert running.ends_within(0.5) and running.until(Deadline(9.0)).left() == 0
+        assert current().done == 0
+
+
+def test_what_fails_beside_leaves_nobody_waiting() -> None:
+    """The error comes with the result."""
+
+    def fail() -> None:
+        spend(1.0)
+        raise ZeroDivisionError
+
+    with counted(), meanwhile(fail) as running:
+        assert not running.ends_within(0.5)
+        assert running.until(Deadline(9.0)).left() == 8.5
+        with pytest.raises(ZeroDivisionError):
+            running.result()
 
 
 def test_where_the_last_milp_is_solved_at_once_no_other_plan_is_looked_for(

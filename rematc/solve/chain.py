@@ -24,6 +24,7 @@ import numpy as np
 
 from rematc.problem import Problem
 from rematc.solve.choices import Choice, Window, windows_of
+from rematc.solve.clock import spend
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged
@@ -33,6 +34,7 @@ LEVELS, FINEST = 320, 4000  # of bytes that are told apart: so many for `MOST` s
 ENTRIES = 2_000_000  # of the table, where that is more than `LEVELS`
 COARSE = 3  # times a common block's size: a unit for which there are more levels instead
 ROOM = 1.2  # budgets: what is counted in units, and by parts, can be more than a plan needs
+SEGMENT_S, ENTRY_S = 0.015, 1.5e-9  # of work, for each segment, and each look at an entry
 TRIES = 6
 
 
@@ -74,6 +76,7 @@ class ChainPlans:
         for j in range(self.n + 1):
             for i in reversed(range(self._last(j) + 1)):
                 self._fill(i, j)
+        spend(SEGMENT_S * self.n + ENTRY_S * self.n * self.table.size)
 
     def written(self, budget_bytes: int) -> Written | None:
         """The cheapest plan within ``budget_bytes`` that some level says, or None; found by bisection."""

@@ -1,14 +1,15 @@
-"""A point in time that may be put off."""
+"""A point in time that may be put off, by the clock that counts work."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+
+from rematc.solve.clock import current
 
 
 @dataclass
 class Deadline:
-    """``at``, by the monotonic clock.
+    """Over once ``at`` seconds of work are done.
 
     >>> late = Deadline.after(-5.0)
     >>> late.left() < 0 < Deadline(late.at + 10.0).left()
@@ -20,8 +21,8 @@ class Deadline:
     @classmethod
     def after(cls, seconds: float) -> Deadline:
         """So many seconds from now."""
-        return cls(time.monotonic() + seconds)
+        return cls(current().done + seconds)
 
     def left(self) -> float:
-        """Seconds from now; negative if it is over."""
-        return self.at - time.monotonic()
+        """Seconds from now; none or less if it is over."""
+        return current().left(self.at)

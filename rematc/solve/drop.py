@@ -16,10 +16,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rematc.problem import Problem
+from rematc.solve.clock import spend
 from rematc.solve.expand import Draft, Written, excesses, expand
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
 
+STAGE_S, CHOICE_S = 3e-7, 5e-6  # of work
 TRIES = 20
 
 Gap = tuple[int, int, int]  # a block, the stage of one use (-1: in forward), that of the next
@@ -80,6 +82,7 @@ class _Backward:
                 return True
             over = [0, *accumulate(x > budget_bytes for x in live)]
             choices = sorted(self._choice(gap, over) for gap in self._gaps(worst))
+            spend(STAGE_S * len(live) + CHOICE_S * len(choices))
             if not choices or choices[0].ns_per_byte == math.inf:
                 return False
             for choice in choices:

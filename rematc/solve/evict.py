@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from rematc.problem import Problem
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged
@@ -19,6 +20,7 @@ from rematc.solve.reduce import Core
 
 MOST_RUNS = 60  # of units, for each there is: who needs more makes hardly any headway
 DEEPEST = 150  # units made again for one another
+RUN_S = 1e-4  # of work
 TRIES = 3
 
 Score = Callable[[int, int, int], float]  # from what a block costs, its bytes, stages to its next use
@@ -112,6 +114,7 @@ class _Memory:
 
     def _make(self, u: int, beside: int, depth: int) -> None:
         self.count += 1
+        spend(RUN_S)
         is_late = self.deadline.left() <= 0
         if is_late or depth > DEEPEST or self.count > MOST_RUNS * len(self.core.units):
             raise _FullError

@@ -9,8 +9,11 @@ from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import Profile, judged, simulate
+from rematc.solve.clock import spend
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
+
+STEP_S = 5e-6  # of work, for each step of a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ def expand(problem: Problem, merged: Merged, draft: Draft) -> Written:
     saved_values, kept = writer.finish()
     plan = Plan(saved_values, tuple(writer.steps[n] for n in kept))
     profile = simulate(problem, plan)
+    spend(STEP_S * len(profile.steps))
     return Written(judged(problem, plan, profile), profile, draft, merged, tuple(stages[n] for n in kept))
 
 

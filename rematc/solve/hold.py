@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator
 
 from rematc.problem import Problem
 from rematc.solve.burst import Burst
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged, last_needed
 
+STAGE_S = 1e-4  # of work
 LOWER = 0.005  # of the peak: what is tried each time
 NEAR = 16  # stages: a block stays no longer than so many
 
@@ -105,6 +107,7 @@ class _Holding:
         """Bytes alive in stage t: while its op runs, and from the last run to the first."""
         state = t, frozenset(self.stay[t]), frozenset(self.stay[t + 1])
         if state not in self.known:
+            spend(STAGE_S)
             self.known[state] = tuple(live + self.saved_bytes[t] for live in self._live(t))
         return self.known[state]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,22 @@ from datetime import timedelta
 import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
+from ortools.math_opt.solvers import highs_pb2
+
+from rematc.solve.clock import current, spend
 
 Term = tuple[int, float]  # a variable and its coefficient
 TOLERANCE = 1e-6
-NODES = 400  # of the search tree of one program: a limit that is the same on every machine
+NODES = 400  # of the search tree of one program
+# Seconds of work:
+READ_S = 5e-6  # for each coefficient
+CUTS_S, CUT_S = 0.01, 2e-7  # for each round of cuts, or node, that the log has a line of; and by coefficients
+ITERATION_S = 1.7e-6  # for each iteration of HiGHS, times the root of the number of coefficients
+LEAST_S, ROOT_S, NODE_S = 1.5e-5, 4e-5, 1.5e-6  # before the first branch, at least and often; for any other
+SLOW = 1.5  # times what is expected: rounds of cuts can take far longer than what is counted for them
+LARGE = 50_000  # coefficients: to try out where to branch takes longer than to branch
+ITERATIONS = re.compile(r"% .* (\d+)([km]?) +\d+\.\d+s$")  # up to now, at the end of a line of the log
+SCALE = {"": 1, "k": 10**3, "m": 10**6}
 Reason = mathopt.TerminationReason
 
 
@@ -97,22 +110,36 @@ class Model:
         """Solve with HiGHS until solution and bound are within ``gap``.
 
         ``fixed`` variables don't move; ``hint`` is a solution, or a part of one, to begin with.
+        ``time_limit_s`` are seconds of work. They limit the search tree, not what is done before it: a
+        program that would take longer for that is not begun.
         """
-        limit = None if time_limit_s is None else timedelta(seconds=max(time_limit_s, 0.01))
+        proto = self._program(fixed or {})
+        if proto is None:
+            return Result(None, math.inf, True)
+        size = len(proto.linear_constraint_matrix.row_ids)
+        if time_limit_s is not None and time_limit_s < LEAST_S * size:
+            return Result(None, -math.inf, False)
+        program = mathopt.Model.from_model_proto(proto)
         parameters = mathopt.SolveParameters(
             relative_gap_tolerance=gap,
-            node_limit=node_limit,
-            time_limit=limit,
+            node_limit=_nodes(node_limit, time_limit_s, size),
+            time_limit=_guard(time_limit_s, size),
             random_seed=1,
             presolve=None if fixed or self.is_presolved else mathopt.Emphasis.OFF,
+            highs=_options(size),
         )
-        program = self._program(fixed or {})
-        if program is None:
-            return Result(None, math.inf, True)
+        meter = _Meter(CUTS_S + CUT_S * size, ITERATION_S * math.sqrt(size))
+        spend(READ_S * size)
         result = mathopt.solve(
-            program, mathopt.SolverType.HIGHS, params=parameters, model_params=_hinted(program, hint or {})
+            program,
+            mathopt.SolverType.HIGHS,
+            params=parameters,
+            model_params=_hinted(program, hint or {}),
+            msg_cb=meter.read,
         )
+        meter.count(result.solve_stats.simplex_iterations)
         reason = result.termination.reason
+        meter.clock.was_cut |= result.termination.limit is mathopt.Limit.TIME
         values = None
         if result.has_primal_feasible_solution():
             values = [0.0] * len(self.cost)
@@ -124,7 +151,7 @@ class Model:
         bound = result.termination.objective_bounds.dual_bound
         return Result(values, bound, infeasible or reason is Reason.OPTIMAL)
 
-    def _program(self, fixed: Mapping[int, float]) -> mathopt.Model | None:
+    def _program(self, fixed: Mapping[int, float]) -> model_pb2.ModelProto | None:
         """What is left to decide; None if the ``fixed`` variables break a row by themselves."""
         value = np.full(len(self.cost), np.nan)
         value[list(fixed)] = list(fixed.values())
@@ -143,21 +170,63 @@ class Model:
         rows = np.flatnonzero(can_break & (np.bincount(row[keep], minlength=len(self.upper)) > 0))
         priced = ids[cost[ids] != 0]
         offset = self.offset + float(cost[~free] @ value[~free])
-        return mathopt.Model.from_model_proto(
-            model_pb2.ModelProto(
-                variables=model_pb2.VariablesProto(
-                    ids=ids,
-                    lower_bounds=np.zeros(len(ids)),
-                    upper_bounds=np.ones(len(ids)),
-                    integers=np.array(self.integer, dtype=bool)[ids],
-                ),
-                objective=_objective(offset, priced, cost[priced]),
-                linear_constraints=model_pb2.LinearConstraintsProto(
-                    ids=rows, lower_bounds=np.full(len(rows), -math.inf), upper_bounds=upper[rows]
-                ),
-                linear_constraint_matrix=_matrix(row[keep], column[keep], coefficient[keep]),
-            )
+        return model_pb2.ModelProto(
+            variables=model_pb2.VariablesProto(
+                ids=ids,
+                lower_bounds=np.zeros(len(ids)),
+                upper_bounds=np.ones(len(ids)),
+                integers=np.array(self.integer, dtype=bool)[ids],
+            ),
+            objective=_objective(offset, priced, cost[priced]),
+            linear_constraints=model_pb2.LinearConstraintsProto(
+                ids=rows, lower_bounds=np.full(len(rows), -math.inf), upper_bounds=upper[rows]
+            ),
+            linear_constraint_matrix=_matrix(row[keep], column[keep], coefficient[keep]),
         )
+
+
+class _Meter:
+    """Reads in the log of HiGHS how much it has done: OR-Tools passes on nothing else before the end."""
+
+    def __init__(self, line_s: float, iteration_s: float) -> None:
+        self.clock = current()  # HiGHS may write from another thread
+        self.line_s, self.iteration_s, self.counted = line_s, iteration_s, 0
+
+    def read(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            if found := ITERATIONS.search(line):
+                self.clock.spend(self.line_s)
+                self.count(int(found[1]) * SCALE[found[2]])
+
+    def count(self, iterations: int) -> None:
+        """So many up to now."""
+        more, self.counted = max(0, iterations - self.counted), max(self.counted, iterations)
+        self.clock.spend(self.iteration_s * more)
+
+
+def _nodes(limit: int | None, time_limit_s: float | None, size: int) -> int | None:
+    """How many there may be in the search tree."""
+    given = [] if limit is None else [limit]
+    if time_limit_s is not None and math.isfinite(time_limit_s):
+        given.append(1 + int(max(0.0, time_limit_s / max(1, size) - ROOT_S) / NODE_S))
+    return min(given, default=None)
+
+
+def _options(size: int) -> highs_pb2.HighsOptionsProto:
+    """The log has a line wherever it can have one; a large program is not solved again and again in parts."""
+    options = highs_pb2.HighsOptionsProto(double_options={"mip_min_logging_interval": 0.0})
+    if size >= LARGE:
+        options.int_options["mip_pscost_minreliable"] = 0  # no branch is tried out before it is taken
+        for again in ("allow_restart", "heuristic_run_rins", "heuristic_run_root_reduced_cost"):
+            options.bool_options[f"mip_{again}"] = False
+    return options
+
+
+def _guard(time_limit_s: float | None, size: int) -> timedelta | None:
+    """Real time."""
+    expected_s = math.inf if time_limit_s is None else time_limit_s + ROOT_S * size
+    left_s = min(current().real_left(), SLOW * expected_s)
+    return timedelta(seconds=max(left_s, 0.01)) if math.isfinite(left_s) else None
 
 
 def _hinted(program: mathopt.Model, hint: Mapping[int, float]) -> mathopt.ModelSolveParameters:

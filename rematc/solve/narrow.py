@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rematc.problem import Problem
 from rematc.solve.along import along, keeping_more
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Written, excesses, expand
 from rematc.solve.merge import Merged
@@ -21,6 +22,7 @@ from rematc.solve.reduce import Core
 FIRST, MORE, MOST = 2, 2, 20  # groups tracked: to begin with, more in each round, and at most
 WORK = 1 << 22  # sets of groups, times stages: with more groups only stages around an excess are looked at
 MARGIN, NEAR = 16, 30  # stages: before the first excess, and between those that are looked at together
+STAGE_S, SET_S = 1e-4, 1e-8  # of work, for each stage, and each set of groups there
 TINY = 0.002  # of the largest block: not worth tracking
 
 
@@ -72,6 +74,7 @@ class Narrowing:
         groups, stages = self._largest(), range(len(core.stages))
         while deadline.left() > 0:
             path = Space(core, groups, stages).path(limit)
+            spend(len(stages) * (STAGE_S + SET_S * 2 ** len(groups)))
             if path is None:
                 self.bound_bytes = max(self.bound_bytes, limit + 1)
                 return False

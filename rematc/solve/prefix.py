@@ -31,6 +31,7 @@ import numpy as np
 
 from rematc.problem import Problem
 from rematc.solve.back import Back, Numbers, Part
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Draft, Written, excesses, expand
 from rematc.solve.improve import Starts, mended
@@ -86,6 +87,7 @@ class Prefixes:
             if deadline.left() < 0:
                 return 0
             self.ways.append(part.back(costs))
+            spend(part.work()[0] / SPEED)
             costs = self.ways[-1].costs()
         assert costs is not None
         self.is_known = bool(np.isfinite(costs.back.min()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from rematc.problem import Problem
+from rematc.solve.clock import spend
 from rematc.solve.expand import Written, excesses
 from rematc.solve.formulate import Formulation, formulate
 from rematc.solve.merge import Merged
@@ -19,6 +20,7 @@ from rematc.solve.spans import Spans, every_stage
 from rematc.solve.tail import Tail
 from rematc.solve.tighten import Cuts
 
+COEFFICIENT_S = 1.3e-6  # of work
 AT_ONCE, APART = 4, 4  # how many stages are told apart in a round, and how far from each other
 ROWS = 16  # other stages that get a row
 
@@ -88,6 +90,7 @@ def build(problem: Problem, merged: Merged, refined: Refined, *, least_peak: boo
         add_burst(f, merged, u, t, ordered=True)
     for u in sorted(refined.forward):
         add_forward(f, merged, u)
+    spend(COEFFICIENT_S * len(f.model.coefficient))
     return f
 
 

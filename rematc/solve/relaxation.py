@@ -13,9 +13,15 @@ from types import MappingProxyType
 import highspy
 import numpy as np
 
+from rematc.solve.clock import current, spend
 from rematc.solve.model import TOLERANCE, Model, Result, Term
 
 Status = highspy.HighsModelStatus
+READ_S, ITERATION_S = (
+    3e-7,
+    4.5e-7,
+)  # of work: for each coefficient; for each iteration, by their number's root
+MOST_ITERATIONS = 2**31 - 1
 NONE_FIXED: Mapping[int, float] = MappingProxyType({})
 NO_SOLUTION = Status.kInfeasible, Status.kUnboundedOrInfeasible
 
@@ -56,9 +62,14 @@ class Relaxation:
         _taken(status)
 
     def solve(self, time_limit_s: float) -> Result:
-        """The solution; no values if there is none, or none by the time limit."""
-        self.highs.setOptionValue("time_limit", self.highs.getRunTime() + max(time_limit_s, 0.01))
+        """The solution; no values if there is none, or none by the time limit, in seconds of work."""
+        size = self.highs.getNumNz()
+        iteration_s = ITERATION_S * math.sqrt(size + 1)
+        most = int(min(MOST_ITERATIONS, max(1.0, time_limit_s / iteration_s)))
+        self.highs.setOptionValue("simplex_iteration_limit", most)
+        self.highs.setOptionValue("time_limit", self.highs.getRunTime() + max(current().real_left(), 0.01))
         self.highs.run()
+        spend(READ_S * size + iteration_s * max(0, self.highs.getInfo().simplex_iteration_count))
         status = self.highs.getModelStatus()
         if status == Status.kModelEmpty:  # there may be rows, which nothing can mend
             is_possible = self.least_upper >= -TOLERANCE

@@ -27,6 +27,7 @@ import numpy as np
 
 from rematc.problem import Problem
 from rematc.solve.along import along, keeping_more
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Written, expand
 from rematc.solve.merge import Merged
@@ -34,6 +35,7 @@ from rematc.solve.plain import PlainChain, plain_chain
 from rematc.solve.reach import Stop
 from rematc.solve.reduce import Core
 
+ENTRY_S = 2e-9  # of work, for each look at an entry of the table
 LEVELS = 96  # units of memory: with more it takes long
 TRIES = 3
 
@@ -174,6 +176,7 @@ def reversal(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -
     others = frozenset(range(len(core.block_bytes))) - core.held - {*path.blocks}
     for _ in range(TRIES):
         table = Reversal(path, asked, for_plan=True)
+        spend(ENTRY_S * table.table.size * len(chain))
         if table.least_ns is None or (best and table.least_ns >= best.plan.cost_ns):
             break
         stops = table.stops(core)

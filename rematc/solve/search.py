@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from rematc.solve.expand import Written, excesses, expand
 from rematc.solve.fitting import fitting
 from rematc.solve.formulate import Formulation
 from rematc.solve.improve import Improver
+from rematc.solve.meanwhile import meanwhile
 from rematc.solve.merge import Merged
 from rematc.solve.model import NODES, Result
 from rematc.solve.nearby import is_large, nearby
@@ -211,23 +212,22 @@ class Search:
     def _meanwhile_improved(self, f: Formulation, n: int, solve: Callable[[], Result]) -> Result:
         """What ``solve`` finds, in a thread; the improver goes on meanwhile, not just until that is done.
 
-        So who is first decides nothing. Where the bound shows that what was known before is cheap enough, the
-        improver is stopped, and what it found by then is let go of. In the last round, or one that is done
-        again, it goes on until the MILP is solved; in an early last one it is begun only if the MILP takes
-        longer than `HEAD_START_S`. There the clock can decide which of two plans within the gap it is.
+        Where the bound shows that what was known before is cheap enough, the improver is stopped, and what it
+        found by then is let go of. In the last round, or one that is done again, it goes on until the MILP is
+        solved; in an early last one it is begun only if the MILP takes longer than `HEAD_START_S`.
         """
-        before, until = self.before, Deadline(self.deadline.at)
+        before = self.before
         is_last, is_due = self.asked <= self.final, n >= self._easy_rounds() or self.is_hard
         is_open = is_last or self.is_again
 
         def stop(whole: Future[Result]) -> None:
-            if is_open or (not whole.exception() and self._is_cheap(before, self._bound(f, whole.result()))):
-                until.at = 0.0
+            if not whole.exception() and self._is_cheap(before, self._bound(f, whole.result())):
+                until.at = -math.inf
 
-        with ThreadPoolExecutor(1) as thread:
-            whole = thread.submit(solve)
-            whole.add_done_callback(stop)
-            if is_due or (is_last and wait([whole], HEAD_START_S).not_done):
+        with meanwhile(solve) as whole:
+            until = whole.until(self.deadline) if is_open else Deadline(self.deadline.at)
+            whole.future.add_done_callback(stop)
+            if is_due or (is_last and not whole.ends_within(HEAD_START_S)):
                 self._improve(math.inf if is_open else STEPS, until)
             result = whole.result()
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best

@@ -14,6 +14,7 @@ from rematc.problem import Problem
 from rematc.regather import advice, gathered_again, shared
 from rematc.simulate import Profile, simulate, validate
 from rematc.solve.chain import chain_plans
+from rematc.solve.clock import counted, paused
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.evict import evict
@@ -41,6 +42,9 @@ FALLEN_BACK = (
 )
 
 
+CUT = "the clock ended the search: another run, or another machine, may find another plan"
+
+
 def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: int | None = None) -> Plan:
     """The cheapest plan for ``problem`` that could be found within the time limit of ``options``.
 
@@ -63,30 +67,33 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     started = time.monotonic()
     if budget_bytes is not None:
         problem = problem.with_budget(budget_bytes)
-    with garbage_waits():
+    limit_s = options.for_ops(len(problem.graph.ops))
+    with garbage_waits(), counted(limit_s) as clock:
         find = _not_keeping if shared(problem.graph) else _plan
-        plan = find(problem, options, started)
+        plan = find(problem, options)
+        if clock.was_cut:
+            plan = replace(plan, notes=(*plan.notes, CUT))
         plan = replace(plan, strategy="rematc", solve_s=round(time.monotonic() - started, 3))
         validate(problem, plan)
     return plan
 
 
-def _plan(problem: Problem, options: SolveOptions, started: float) -> Plan:
+def _plan(problem: Problem, options: SolveOptions) -> Plan:
     small = len(problem.graph.ops) <= EXACT_OPS
     order = problem.graph.backward_steps if small else best_order(problem)
     try:
-        return restored(_solve(reordered(problem, order), options, started), order, problem)
+        return restored(_solve(reordered(problem, order), options), order, problem)
     except BudgetError as e:
         e.plan = restored(e.plan, order, problem)
         raise
 
 
-def _not_keeping(problem: Problem, options: SolveOptions, started: float) -> Plan:
+def _not_keeping(problem: Problem, options: SolveOptions) -> Plan:
     """A plan that keeps nothing of what ranks share. If that breaks the budget, one for a smaller budget."""
     tight, bound_ns = problem, None
     while True:
         try:
-            found = _plan(tight, options, started)
+            found = _plan(tight, options)
         except BudgetError as e:
             raise refusal(problem, gathered_again(problem, e.plan), e.bound_bytes) from None
         bound_ns = found.bound_ns if bound_ns is None else bound_ns  # of the smallest budget it is none
@@ -97,7 +104,7 @@ def _not_keeping(problem: Problem, options: SolveOptions, started: float) -> Pla
         tight = tight.with_budget(tight.budget_bytes - (plan.peak_bytes - problem.budget_bytes))
 
 
-def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
+def _solve(problem: Problem, options: SolveOptions) -> Plan:
     whole = unmerged(reduce(problem))
     free = _cheapest(problem, whole)
     if problem.budget_bytes is None or free.peak_bytes <= problem.budget_bytes:
@@ -105,7 +112,7 @@ def _solve(problem: Problem, options: SolveOptions, started: float) -> Plan:
     if len(problem.graph.ops) <= EXACT_OPS:
         return _solve_exactly(problem, options)
     little = min(problem.budget_bytes - problem.base_bytes, free.peak_bytes - problem.budget_bytes)
-    return _solve_large(problem, merge(whole.core, little), little, options, started)
+    return _solve_large(problem, merge(whole.core, little), little, options)
 
 
 def _cheapest(problem: Problem, whole: Merged) -> Plan:
@@ -141,12 +148,10 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
     return best
 
 
-def _solve_large(
-    problem: Problem, merged: Merged, little: int, options: SolveOptions, started: float
-) -> Plan:
+def _solve_large(problem: Problem, merged: Merged, little: int, options: SolveOptions) -> Plan:
     assert problem.budget_bytes is not None
     limit_s = options.for_ops(len(problem.graph.ops))
-    end, if_far = Deadline(started + limit_s), Deadline(started + SEARCH * limit_s)
+    end, if_far = Deadline(limit_s), Deadline(SEARCH * limit_s)  # since solve() was called
 
     def starts() -> Starts:
         nearest = None if searching.best else searching.nearest
@@ -162,9 +167,7 @@ def _solve_large(
             return _judge(found.best.plan, bound_ns, options.gap)
         improver.begin(found.best, bound_ns)
         if not improver.searches:  # any plan is worth more than the time limit
-            begun = time.monotonic()
             improver.begin_from(_tightest(problem, merged))
-            end.at += time.monotonic() - begun
         bound_ns = max(bound_ns, improver.bound_ns)
         is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
         if if_far is end or searching.is_over or not is_close:
@@ -224,7 +227,8 @@ def _tightest(problem: Problem, merged: Merged) -> Written:
     every = merge(merged.full)  # what is small can count here
     start = expand(problem, every, keep_all(every.core))
     limit_s = DEFAULT.for_ops(len(problem.graph.ops))  # that of ``options`` is for cheaper plans
-    written, bound_bytes = lowest(problem, every, start, Deadline.after(limit_s))
+    with paused(limit_s):
+        written, bound_bytes = lowest(problem, every, start, Deadline(limit_s))
     if written.plan.peak_bytes > problem.budget_bytes:
         raise refusal(problem, written.plan, bound_bytes)
     same = restated(problem, merged, written) if merged.small else written

@@ -24,10 +24,12 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.merge import Merged
 from rematc.solve.reduce import Core
 
+SOME, LABEL_S = 4096, 1e-5  # labels; of work, for each
 WAYS = 3000  # at the tail's beginning: columns of the MILP
 AT_ONCE = 100_000  # labels looked at in one stage
 
@@ -147,7 +149,9 @@ class _Backwards:
             if ns > label[0] or s in done:
                 continue
             done[s] = label
-            if len(done) > min(AT_ONCE, self.left) or (len(done) % 4096 == 0 and self.deadline.left() < 0):
+            if len(done) % SOME == 0:
+                spend(SOME * LABEL_S)
+            if len(done) > min(AT_ONCE, self.left) or (len(done) % SOME == 0 and self.deadline.left() < 0):
                 return None
             _, size, peak, path = label
             made = s & can_run

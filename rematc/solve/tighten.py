@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rematc.solve.alike import Alike
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.formulate import Formulation
 from rematc.solve.model import Result
@@ -17,6 +18,7 @@ from rematc.solve.nearby import is_large
 from rematc.solve.paths import Cut, add_cuts, broken, rows
 from rematc.solve.relaxation import NONE_FIXED, Relaxation
 
+LOOK_S = 3e-6  # of work, for each variable
 ENOUGH = 2e-4  # of the bound: a round that gains less is the last
 SLACK = 0.3  # a cut that has more does not matter
 
@@ -52,6 +54,7 @@ def add_broken(
         gain = math.inf
         while best.values is not None and gain > ENOUGH * abs(best.bound) and deadline.left() > 0:
             found = broken(f, best.values, by_reads=by_reads)
+            spend(LOOK_S * len(best.values))
             new = rows(f, [each for each in alike.of(found) if each not in cuts])
             if fixed:
                 new = {each: row for each, row in new.items() if any(x not in fixed for x, _ in row[0])}
