@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 ROUNDS = 4
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
 WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
+LONG = 3  # times the ops of the cheapest plan that is as low: it takes as long to lower
 LEAST_S, LEAST = 1.0, 0.4  # for each round, and of the time limit: with less it finds a plan far too dear
 
 NOTE = "the bound is for what the compiler fuses here, and for the difference of its code to the graph"
@@ -140,16 +141,19 @@ def _smallest(
     """The plan of the lowest peak that the graph has, or the cheapest as low, whose code may need less.
 
     The cheaper one of those whose code fits; else `BudgetError`. ``floor``: the plan of the lowest peak, if
-    that is known.
+    that is known. It is not lowered where it is `LONG`, as it is if it makes all anew for each op: for a
+    ResNet-50 that took minutes.
     """
     floor = cheapest = floor or _lowest(problem, options, solver)
     with suppress(BudgetError):  # the clock may end this search before it has found as much
         cheapest = solver.solved(problem.with_budget(floor.peak_bytes), options)
-    plans = [floor] if cheapest.cost_ns == floor.cost_ns else [floor, cheapest]
-    found = [_lowered(problem, judged(problem, plan), peak_of_code) for plan in plans]
-    if fitting := [f for f in found if _fits(f)]:
-        return min(fitting, key=lambda f: f.plan.cost_ns)
-    lowest = min(found, key=lambda f: f.plan.peak_bytes)
+    lowest = _lowered(problem, judged(problem, cheapest), peak_of_code)
+    is_other = cheapest.cost_ns < floor.cost_ns and len(floor.backward) <= LONG * len(cheapest.backward)
+    if is_other and not _fits(lowest):
+        other = _lowered(problem, judged(problem, floor), peak_of_code)
+        lowest = min(lowest, other, key=lambda f: f.plan.peak_bytes)
+    if _fits(lowest):
+        return lowest
     raise refusal(lowest.problem, lowest.plan, bound_bytes=0) from None
 
 

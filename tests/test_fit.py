@@ -139,6 +139,25 @@ def test_of_the_plans_that_are_as_low_the_one_whose_code_needs_less_is_what_a_re
     assert refused.value.plan.backward == cheapest.backward
 
 
+def test_what_makes_all_anew_is_not_lowered_where_another_plan_is_as_low(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refusal of a ResNet-50 took minutes for that, and named the other's budget."""
+    with pytest.raises(BudgetError) as least:
+        solve(chain(1), OPTIONS)
+    floor, problem = least.value.plan, chain(least.value.minimum_bytes - 3)
+    cheapest = solve(chain(floor.peak_bytes), OPTIONS)
+    for long, lowered in ((1.0, [cheapest.backward]), (9.0, [cheapest.backward, floor.backward])):
+        monkeypatch.setattr("rematc.fit.LONG", long * len(floor.backward) / len(cheapest.backward) - 0.01)
+        asked = []
+        with pytest.raises(BudgetError):
+            fit(problem, OPTIONS, lambda plan, asked=asked: asked.append(plan.backward) or plan.peak_bytes)
+        assert asked == lowered
+    asked.clear()
+    fit(problem, OPTIONS, lambda plan: asked.append(plan.backward) or problem.budget_bytes)
+    assert asked[0] == cheapest.backward and floor.backward not in asked
+
+
 def test_room_that_the_code_leaves_below_the_smallest_budget_of_the_graph_is_used() -> None:
     with pytest.raises(BudgetError) as least:
         solve(chain(1), OPTIONS)

@@ -224,7 +224,7 @@ def _options(size: int) -> highs_pb2.HighsOptionsProto:
 
 def _guard(time_limit_s: float | None, size: int) -> timedelta | None:
     """Real time."""
-    expected_s = math.inf if time_limit_s is None else time_limit_s + ROOT_S * size
+    expected_s = math.inf if time_limit_s is None else max(time_limit_s, ROOT_S * size)
     left_s = min(current().real_left(), SLOW * expected_s)
     return timedelta(seconds=max(left_s, 0.01)) if math.isfinite(left_s) else None
 
