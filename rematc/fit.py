@@ -141,8 +141,7 @@ def _smallest(
     """The plan of the lowest peak that the graph has, or the cheapest as low, whose code may need less.
 
     The cheaper one of those whose code fits; else `BudgetError`. ``floor``: the plan of the lowest peak, if
-    that is known. It is not lowered where it is `LONG`, as it is if it makes all anew for each op: for a
-    ResNet-50 that took minutes.
+    that is known. It is not lowered where it is `LONG`, as it is if it makes all anew for each op.
     """
     floor = cheapest = floor or _lowest(problem, options, solver)
     with suppress(BudgetError):  # the clock may end this search before it has found as much

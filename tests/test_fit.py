@@ -142,7 +142,7 @@ def test_of_the_plans_that_are_as_low_the_one_whose_code_needs_less_is_what_a_re
 def test_what_makes_all_anew_is_not_lowered_where_another_plan_is_as_low(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A refusal of a ResNet-50 took minutes for that, and named the other's budget."""
+    """That takes as much longer as it has more ops."""
     with pytest.raises(BudgetError) as least:
         solve(chain(1), OPTIONS)
     floor, problem = least.value.plan, chain(least.value.minimum_bytes - 3)

@@ -40,8 +40,6 @@ FALLEN_BACK = (
     "the MILP found no cheaper plan within the time limit; this is the greedy one; "
     "a longer time_limit_s may find a cheaper one"
 )
-
-
 CUT = "the clock ended the search: another run, or another machine, may find another plan"
 
 
