@@ -20,14 +20,15 @@ from rematc.costs import Prices, Rates
 from rematc.passes import canonicalize
 from rematc.problem import Problem
 from rematc.resident import epilogue_bytes, resident_bytes
+from rematc.rounding import Rounding, exactly, in_units
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a step is priced for: rates, and the multiple of bytes that the allocator rounds up to."""
+    """What a step is priced for: rates, and what the allocator gives for so many bytes."""
 
     rates: Rates
-    rounding_bytes: int
+    rounded: Rounding
 
 
 # Round figures of what large ops reach in practice, of the order of an NVIDIA A100's with 80 GB (peaks:
@@ -38,7 +39,7 @@ A100 = Device(
         matmul=1.1e14, conv=8e13, attention=6e13, overhead_ns=5_000,
         faster={"bfloat16": 2.0, "float16": 2.0},
     ),
-    rounding_bytes=512,
+    rounded=in_units,
 )  # fmt: skip
 # The same of two cores of a server.
 CPU = Device(
@@ -47,7 +48,7 @@ CPU = Device(
         matmul=1.8e11, conv=1.9e11, attention=1.5e11, overhead_ns=4_000,
         faster={"bfloat16": 2.0, "float16": 2.0},
     ),
-    rounding_bytes=1,
+    rounded=exactly,
 )  # fmt: skip
 
 
@@ -112,7 +113,7 @@ class _Tracer:
     def read(self, joint: fx.GraphModule, num_fwd_outputs: int) -> Problem:
         """Joint graph -> problem, with no budget."""
         canonicalize(joint, num_fwd_outputs, runs_here=False)
-        captured = capture(joint, num_fwd_outputs, allocation_bytes=self.device.rounding_bytes)
+        captured = capture(joint, num_fwd_outputs, self.device.rounded)
         prices = Prices(self.device.rates)
         costs = tuple(prices.of(nodes[0]) for nodes in captured.nodes)
         resident = resident_bytes(captured.graph, torch.device("cpu"))

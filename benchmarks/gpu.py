@@ -1,17 +1,22 @@
 """`python -m benchmarks.gpu`: on a machine with a GPU, everything that is claimed of one, in ten minutes.
 
 The tests that need a GPU, and then five models, each without limit, checkpointed, under torch's own budget
-and under five of rematc's. Each model has its share of the time; the most telling runs first, and what does
-not fit is left out. Without a GPU the same runs on the CPU, small, so that it is known to work.
+and under five of rematc's. Compiling takes most of the time, so each model has a process of its own; what is
+measured or timed on the GPU, one does while the others wait. The most telling runs first, and what does not
+fit is left out. Without a GPU the same runs on the CPU, small and one after the other, so that it is known to
+work.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,13 +29,14 @@ from tabulate import tabulate
 
 import rematc
 from benchmarks.gpu_models import MODELS, Training, built, sqrt_of
+from benchmarks.gpu_turns import Clock, Turns
 from benchmarks.llama import torchs_budget
 from benchmarks.machine import nothing_kept, write_results
 from benchmarks.models import resident_bytes
 from rematc.errors import format_bytes
 
 FREE = "no limit, Inductor alone"
-SHARES = (0.6, 0.4, 0.8, 0.25, 0.15)  # of what the step takes without limit, above what is resident
+SHARES = (0.5, 0.2, 0.8, 0.35, 0.1)  # of the way from where no plan reaches to the step without limit
 TORCH_S = (0.5, 0.0)
 ROUNDS = 5
 WARMUP = 3  # a first step compiles, a second may share the budget among several graphs
@@ -40,7 +46,10 @@ GOAL_RATIO, GOAL_LOWER = 1.03, 0.75
 
 @dataclass
 class Row:
-    """One way to run the step of a model. Bytes with all that is resident; ``note``: what failed."""
+    """One way to run the step of a model. Bytes with all that is resident; ``note``: what failed.
+
+    ``first_bytes`` is the peak of the first step, compiling included, where the device tells.
+    """
 
     model: str
     name: str
@@ -48,6 +57,7 @@ class Row:
     budget_bytes: int | None = None
     predicted_bytes: int | None = None
     measured_bytes: int | None = None
+    first_bytes: int | None = None
     reserved_bytes: int | None = None
     seconds: float | None = None
     solve_s: float | None = None
@@ -57,8 +67,8 @@ class Row:
     @property
     def over(self) -> bool:
         """Did the step take more than its budget?"""
-        both = self.budget_bytes is not None and self.measured_bytes is not None
-        return both and self.measured_bytes > self.budget_bytes  # type: ignore[operator]
+        taken = max(self.measured_bytes or 0, self.first_bytes or 0)
+        return self.budget_bytes is not None and taken > self.budget_bytes
 
 
 @dataclass
@@ -71,32 +81,12 @@ class Cell:
     segment: int | None = None
 
 
-class Clock:
-    """Says what there is time for: each model has an equal part of what is left when it begins."""
-
-    def __init__(self, minutes: float, models: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.now, self.end, self.models = now, now() + 60 * minutes, models
-        self.model_end = self.end
-        self.longest = 0.0
-
-    def begin_model(self) -> None:
-        """The next model begins."""
-        self.model_end = self.now() + max(0.0, self.end - self.now()) / max(1, self.models)
-        self.models -= 1
-        self.longest = 0.0
-
-    def has_time(self) -> bool:
-        """Is there time for as long as the longest cell of this model took?"""
-        return self.now() + self.longest < self.model_end
-
-    def ran(self, seconds: float) -> None:
-        """A cell took so long."""
-        self.longest = max(self.longest, seconds)
-
-
 def cells(training: Training) -> Iterator[Cell]:
     """The most telling first: after the base, each rival beside one of ours."""
-    ours = [Cell(f"rematc, {s:.0%}", lambda b: rematc.backend(b, time_limit_s=SOLVE_S), s) for s in SHARES]
+    ours = [
+        Cell(f"rematc, {s:.0%} of the way", lambda b: rematc.backend(b, time_limit_s=SOLVE_S), s)
+        for s in SHARES
+    ]
     torchs = [Cell(f"torch's budget {x}", lambda _, x=x: torchs_budget(x, "inductor")) for x in TORCH_S]  # type: ignore[misc]
     each = Cell("checkpoint every layer", lambda _: "inductor", segment=1)
     yield Cell(FREE, lambda _: "inductor")
@@ -106,26 +96,29 @@ def cells(training: Training) -> Iterator[Cell]:
     yield from (ours[3], torchs[1], ours[2], ours[4])
 
 
-def rows_of(model: str, training: Training, device: torch.device, clock: Clock) -> Iterator[Row]:
+def rows_of(
+    model: str, training: Training, device: torch.device, clock: Clock, turns: Turns
+) -> Iterator[Row]:
     """All cells of one model that there is time for; of the others a row that says so."""
     resident = resident_bytes(training.model, training.inputs.values())
     limit = _memory(device)
     for cell in cells(training):
         row = Row(model, cell.name, resident)
         if cell.share is not None:
-            row.budget_bytes = int(resident + cell.share * (limit - resident))
+            share = training.least + cell.share * (1 - training.least)
+            row.budget_bytes = int(resident + share * (limit - resident))
         if cell.name != FREE and not clock.has_time():
             row.note = "not run: no time left"
         else:
             started = clock.now()
-            _fill(row, cell, training, device)
+            _fill(row, cell, training, device, turns)
             clock.ran(clock.now() - started)
         if cell.name == FREE and row.measured_bytes is not None:
             limit = row.measured_bytes
         yield row
 
 
-def _fill(row: Row, cell: Cell, training: Training, device: torch.device) -> None:
+def _fill(row: Row, cell: Cell, training: Training, device: torch.device, turns: Turns) -> None:
     """Compile, measure and time; what fails is noted."""
     model, backend = training.model, cell.backend(row.budget_bytes or 0)
     segments: AbstractContextManager[None] = nullcontext()
@@ -139,13 +132,12 @@ def _fill(row: Row, cell: Cell, training: Training, device: torch.device) -> Non
             model.zero_grad(set_to_none=True)
 
         try:
-            started = time.perf_counter()
-            step()
-            row.first_step_s = time.perf_counter() - started
-            for _ in range(WARMUP - 1):
-                step()
-            found = rematc.measure(step, device=device, warmup=1)
-            row.seconds = seconds_of(step, device)
+            row.first_step_s, row.first_bytes = _first(step, device)
+            with turns.mine():
+                for _ in range(WARMUP - 1):
+                    step()
+                found = rematc.measure(step, device=device, warmup=1)
+                row.seconds = seconds_of(step, device)
         except rematc.BudgetError as e:
             row.note = f"refused: needs {format_bytes(e.minimum_bytes)}"
             return
@@ -167,6 +159,18 @@ def _fill(row: Row, cell: Cell, training: Training, device: torch.device) -> Non
     is_cuda = device.type == "cuda"
     resident = found.resident_bytes if is_cuda and found.resident_bytes else row.resident_bytes
     row.measured_bytes, row.reserved_bytes = resident + found.peak_bytes, found.reserved_bytes
+
+
+def _first(step: Callable[[], None], device: torch.device) -> tuple[float, int | None]:
+    """Seconds and, on a GPU, the peak."""
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    started = time.perf_counter()
+    step()
+    if is_cuda:
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started, torch.cuda.max_memory_allocated(device) if is_cuda else None
 
 
 def seconds_of(step: Callable[[], None], device: torch.device) -> float:
@@ -260,6 +264,55 @@ def gpu_tests() -> tuple[int, str]:
     return done.returncode, lines[-1]
 
 
+def each_in_a_process(names: Sequence[str], minutes: float) -> list[Row]:
+    """The rows of all models, each in a process of its own; they say by themselves what they found."""
+    cores = os.cpu_count() or 1
+    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores // len(names)))}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{name}.json" for name in names]
+        common = ["--no-tests", "--minutes", str(minutes), "--turns", str(Path(folder) / "turns")]
+        run = [sys.executable, "-m", "benchmarks.gpu", *common]
+        running = [
+            subprocess.Popen([*run, "--names", name, "--json", str(file)], env=env)
+            for name, file in zip(names, files, strict=True)
+        ]
+        for process in running:
+            process.wait()
+        found = [json.loads(file.read_text())["rows"] if file.exists() else [] for file in files]
+    rows = [[Row(**row) for row in of_one] for of_one in found]
+    failed = (
+        Row(name, "all", 0, note="failed") for name, of_one in zip(names, rows, strict=True) if not of_one
+    )
+    return [*(row for of_one in rows for row in of_one), *failed]
+
+
+def each_after_the_other(names: Sequence[str], minutes: float, turns: Turns, json: Path | None) -> list[Row]:
+    """The rows of all models; what is known by now is written after each."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    clock, rows = Clock(minutes, len(names)), list[Row]()
+    with nothing_kept(), turns.for_ops():
+        for model in names:
+            clock.begin_model()
+            training = built(model, device, large=device.type == "cuda")
+            for row in rows_of(model, training, device, clock, turns):
+                rows.append(row)
+                print(f"{row.model}, {row.name}: {row.note or _size(row.measured_bytes)}", flush=True)
+                _write(json, rows)
+    return rows
+
+
+def _write(path: Path | None, rows: Sequence[Row], **more: Any) -> None:
+    if path is not None:
+        found = {"device": where(), **more, "rounds": ROUNDS, "claims": claims(rows)}
+        write_results(path, "gpu", {**found, "rows": [asdict(r) for r in rows]})
+
+
+def where() -> str:
+    """What all of this is measured on."""
+    is_cuda = torch.cuda.is_available()
+    return torch.cuda.get_device_name() if is_cuda else "no GPU: on the CPU, at a small size"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Test, measure and time; 1 if a test failed or a budget was exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
@@ -267,24 +320,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE")
     parser.add_argument("--names", nargs="*", default=list(MODELS), choices=list(MODELS), help="which models")
     parser.add_argument("--no-tests", action="store_true", help="leave the tests out")
+    parser.add_argument("--turns", metavar="FILE", type=Path, help="processes with the same FILE take turns")
     args = parser.parse_args(argv)
-    is_cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if is_cuda else "cpu")
-    where = torch.cuda.get_device_name(device) if is_cuda else "no GPU: on the CPU, at a small size"
-    print(where, flush=True)
+    print(where(), flush=True)
     status, tests = (0, "left out") if args.no_tests else gpu_tests()
     print(f"tests marked gpu: {tests}", flush=True)
-    rows: list[Row] = []
-    clock = Clock(args.minutes, len(args.names))
-    with nothing_kept():
-        for model in args.names:
-            clock.begin_model()
-            for row in rows_of(model, built(model, device, large=is_cuda), device, clock):
-                rows.append(row)
-                print(f"{row.model}, {row.name}: {row.note or _size(row.measured_bytes)}", flush=True)
-            if args.json is not None:
-                found = {"device": where, "tests": tests, "rounds": ROUNDS, "claims": claims(rows)}
-                write_results(args.json, "gpu", {**found, "rows": [asdict(r) for r in rows]})
+    if torch.cuda.is_available() and len(args.names) > 1:
+        rows = each_in_a_process(args.names, args.minutes)
+    else:
+        rows = each_after_the_other(args.names, args.minutes, Turns(args.turns), args.json)
+    _write(args.json, rows, tests=tests)
     print(f"\n{table(rows)}\n\nstep: time of one, to that without limit; median of {ROUNDS}.")
     for claim in claims(rows):
         print(f"{claim['claim']}: {claim['measured']:.3f} (goal: at most {claim['goal']:g})")

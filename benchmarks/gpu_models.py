@@ -28,6 +28,8 @@ class Training:
     """A model in train mode, a batch, and the loss of what the model returns.
 
     ``chains`` are its lists of layers that follow each other, ``blocks`` those with something in between.
+    ``least``: about the share of the memory without limit, above what is resident, that no plan can do without
+    (large: logits of a large vocabulary, and their gradient).
     """
 
     model: nn.Module
@@ -35,6 +37,7 @@ class Training:
     loss: Loss
     chains: tuple[Any, ...] = ()
     blocks: tuple[Any, ...] = ()
+    least: float = 0.3
 
     @property
     def layers(self) -> int:

@@ -37,6 +37,11 @@ class Arguments:
         return {**self._known.storages(kept), **dict(storages(others))}
 
     @property
+    def cuda(self) -> torch.device | None:
+        """The CUDA device that they are on, if any is."""
+        return next((t.device for t in self.tensors if t.is_cuda), None)
+
+    @property
     def are_from_eager_code(self) -> bool:
         """Was any of them computed eagerly, on a CPU, from what is trained?"""
         if len(self.leaves) == len(self.trained):

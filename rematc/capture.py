@@ -22,6 +22,7 @@ from rematc.errors import CaptureError
 from rematc.graph import COLLECTIVES, Graph, Op, Phase, Value
 from rematc.pure import is_declared
 from rematc.regather import READS_SHARED
+from rematc.rounding import Rounding, exactly
 from rematc.versions import holds_tangents
 
 SNAPSHOT = "rematc_snapshot"  # meta key of a clone that keeps an input's old value
@@ -54,20 +55,20 @@ class Capture:
     kernels: tuple[Hashable, ...] = ()
 
 
-def capture(joint: fx.GraphModule, num_fwd_outputs: int, allocation_bytes: int = 1) -> Capture:
+def capture(joint: fx.GraphModule, num_fwd_outputs: int, rounded: Rounding = exactly) -> Capture:
     """Read the joint graph of a training step.
 
     ``num_fwd_outputs`` of its outputs are the forward pass's, the others gradients.
-    ``allocation_bytes``: the allocator rounds up to a multiple of it (512 on CUDA).
+    ``rounded``: what the allocator gives for so many bytes.
     Raises `CaptureError` for a graph that can't be read.
     """
-    return _Reader(joint, num_fwd_outputs, allocation_bytes).read()
+    return _Reader(joint, num_fwd_outputs, rounded).read()
 
 
 class _Reader:
-    def __init__(self, joint: fx.GraphModule, num_fwd_outputs: int, allocation_bytes: int) -> None:
+    def __init__(self, joint: fx.GraphModule, num_fwd_outputs: int, rounded: Rounding) -> None:
         self.nodes = list(joint.graph.nodes)
-        self.rounding = allocation_bytes
+        self.rounded = rounded
         (output,) = (n for n in self.nodes if n.op == "output")
         flat = list(output.args[0])
         self.forward_outputs = [n for n in flat[:num_fwd_outputs] if isinstance(n, fx.Node)]
@@ -187,7 +188,7 @@ class _Reader:
         if key not in self.storages:
             self.storages[key] = len(self.storage_bytes)
             size = compat.hint(val.untyped_storage().nbytes())
-            self.storage_bytes.append(-(-size // self.rounding) * self.rounding)
+            self.storage_bytes.append(self.rounded(size))
         return self.storages[key]
 
 

@@ -519,7 +519,8 @@ def lowered(
     output.meta["user_visible_output_idxs"] = []
     known = mock.patch.object(graph, "get_donated_idxs", return_value=list(donated))
     stopped = mock.patch.object(graph.GraphLowering, "compile_to_module", stop)
-    with compiling(), suppress(Stop), config.patch(fx_graph_cache=False), known, stopped, without_vectors():
+    whole = config.patch(fx_graph_cache=False, graph_partition=False)  # CUDA graphs have parts, and call them
+    with compiling(), suppress(Stop), whole, known, stopped, without_vectors():
         compile_graph(twin, list(inputs), static_input_idxs=[], **settings)
     return found[0]
 
@@ -547,6 +548,12 @@ def scheduled(lowering: Any) -> list[Any]:
     lowering.init_wrapper_code()
     lowering._update_scheduler()
     return list(lowering.scheduler.nodes)
+
+
+def has_expandable_segments() -> bool:
+    """Does CUDA's allocator grow its segments, as PYTORCH_CUDA_ALLOC_CONF may ask for?"""
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    return bool(settings.get("expandable_segments", False))
 
 
 def profiler_is_active() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -126,12 +127,22 @@ def format_bytes(n: int) -> str:
 
 
 def refused(error: RematcError) -> Callable[..., Any]:
-    """What is called in place of compiled code, and raises ``error``."""
+    """What is called in place of compiled code, and raises ``error``: each time another.
+
+    Torch never forgets what it was given, nor an error the frames that it came through with the model.
+    """
+    bare = _without_frames(error)
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise error.with_traceback(None) from None
+        raise _without_frames(bare)
 
     return refuse
+
+
+def _without_frames(error: RematcError) -> RematcError:
+    twin = copy.copy(error)
+    vars(twin).update(vars(error))
+    return twin
 
 
 def error_of_ours(error: BaseException | None, before: BaseException | None = None) -> RematcError | None:

@@ -25,11 +25,12 @@ from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
 from rematc.ranks import agree, decision, tightest
 from rematc.regather import gathered_again, shared
+from rematc.resident import forget_peak
 from rematc.share import Footprint
 from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.survey import Outside
-from rematc.target import target_of
+from rematc.target import device_of, target_of
 
 if TYPE_CHECKING:
     from rematc.peak import PeakOfCode
@@ -103,6 +104,7 @@ def partition(
     if options.regather:
         agree(groups(joint), plan)
     log.info("%s", plan.summary)
+    forget_peak(device_of(joint))
     forward, backward = peak.split(plan) if peak else split(joint, captured, plan, num_fwd_outputs)
     made = Partitioned(forward, backward, problem, plan, given.outside)
     return replace(made, code=peak.above_resident) if peak else made

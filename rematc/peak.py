@@ -148,7 +148,7 @@ class PeakOfCode:
         forward, backward = modules
         inputs = inputs_of(forward)
         with fake_mode_of(inputs):
-            rehearsal = Rehearsal(inputs, self.target.allocation_bytes, self._taken)
+            rehearsal = Rehearsal(inputs, self.target.rounded, self._taken, self.target.cache_bytes)
             code = self._code(forward, inputs)
             results = rehearsal.play(code, inputs)
             in_forward, kept_bytes = rehearsal.peak_bytes, rehearsal.live_bytes

@@ -44,7 +44,7 @@ def pose(
     target = target or target_of(joint, options, cache_folder())
     _fix_sizes(joint)
     canonicalize(joint, num_fwd_outputs, runs_here=target.table is not None, regather=options.regather)
-    captured = capture(joint, num_fwd_outputs, allocation_bytes=target.allocation_bytes)
+    captured = capture(joint, num_fwd_outputs, target.rounded)
     nodes = [nodes[0] for nodes in captured.nodes]
     prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")
     captured = _as_measured(captured, prices)
@@ -73,7 +73,7 @@ def of_a_loss(joint: fx.GraphModule, target: Target) -> Outside:
     """A loss that is computed outside of the graph is a number at the least, and its gradient is one."""
     tangents = [n for n in joint.graph.find_nodes(op="placeholder") if compat.is_tangent(n)]
     is_outside = any(compat.hint(n.meta["val"].numel()) > 1 for n in tangents)
-    return Outside(2 * max(NUMBER, target.allocation_bytes)) if is_outside else Outside()
+    return Outside(2 * target.rounded(NUMBER)) if is_outside else Outside()
 
 
 def _as_measured(captured: Capture, prices: Prices) -> Capture:

@@ -20,7 +20,9 @@ from rematc import compat
 from rematc.capture import copies_all_memory
 from rematc.costs import Call, Taken
 from rematc.errors import CaptureError
+from rematc.rounding import Rounding, exactly
 from rematc.storages import storages
+from rematc.tuning import kernels_of, written_over
 
 Measure = Callable[[Sequence[Call]], Mapping[Hashable, Taken]]
 BUFFER = "buf"  # what Inductor calls the tensors that its code makes
@@ -32,20 +34,23 @@ NOT_KNOWN = (
 
 class _Moment(NamedTuple):
     """A statement: the storages that something holds from then on, with their bytes; those let go of; its
-    calls of torch's ops, each with the storages that it made.
+    calls of torch's ops, each with the storages that it made; and, if a Triton kernel first runs, the bytes
+    of what that writes over.
     """
 
     held: Sequence[tuple[int, int]] = ()
     released: Sequence[int] = ()
     calls: Sequence[tuple[Call, dict[int, int]]] = ()
+    tuned: Sequence[int] | None = None
 
 
 class Rehearsal:
     '''Storages alive, and the most bytes that there were; several codes are played one after the other.
 
-    ``resident`` tensors are there all the time and not counted. ``allocation_bytes``: the allocator
-    rounds each storage up to a multiple. ``measure`` finds what calls of torch's ops take, by their keys:
-    a ready-made kernel takes scratch memory while it runs, and may return more than it says.
+    ``resident`` tensors are there all the time and not counted. ``rounded``: what the allocator gives
+    for so many bytes. ``measure`` finds what calls of torch's ops take, by their keys:
+    a ready-made kernel takes scratch memory while it runs, and may return more than it says. For one in
+    Triton the card's cache of ``cache_bytes`` is cleared when it first runs (`rematc.tuning`).
 
     >>> code = """
     ... def call(args):
@@ -63,10 +68,13 @@ class Rehearsal:
     '''
 
     def __init__(
-        self, resident: Sequence[Any], allocation_bytes: int = 1, measure: Measure = lambda calls: {}
+        self,
+        resident: Sequence[Any],
+        rounded: Rounding = exactly,
+        measure: Measure = lambda calls: {},
+        cache_bytes: int = 0,
     ) -> None:
-        self.allocation_bytes = allocation_bytes
-        self.measure = measure
+        self.rounded, self.measure, self.cache_bytes = rounded, measure, cache_bytes
         self.resident = {key for key, _ in storages(resident)}
         self.holders: Counter[int] = Counter()
         self.size: dict[int, int] = {}  # of what is held
@@ -88,6 +96,7 @@ class Rehearsal:
         `CaptureError` for one that makes a tensor in a way that can't be followed: it would count as nothing.
         """
         names, made = _Names(inputs), list[tuple[Call, dict[int, int]]]()
+        kernels = kernels_of(source) if self.cache_bytes else {}
         moments = [_Moment(self._counted(inputs), _keys(self._counted(handed_over)))]
 
         def on_call(target: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -103,7 +112,9 @@ class Rehearsal:
                     self._count([*moments, _Moment(held=self._counted(results)), _Moment(released=left)])
                     return results
                 held, released = map(self._counted, names.run(statement))
-                moments.append(_Moment(held, _keys(released), made.copy()))
+                moments.append(
+                    _Moment(held, _keys(released), made.copy(), self._tuned(kernels, statement, names))
+                )
                 made.clear()
         raise ValueError("the code has no function call() that returns something")
 
@@ -124,7 +135,27 @@ class Rehearsal:
                 self.holders[key] -= 1
                 self.live_bytes -= 0 if self.holders[key] else self.size.pop(key)
             scratch = max((_taken(taken, call).workspace_bytes for call, _ in moment.calls), default=0)
+            if moment.tuned is not None:
+                scratch = max(scratch, self.cache_bytes + self._copied(moment.tuned))
             self.peak_bytes = max(self.peak_bytes, self.live_bytes + scratch)
+
+    def _copied(self, sizes: Sequence[int]) -> int:
+        """Of copies, those that fit in below the peak by now, one after the other."""
+        room = left = self.peak_bytes - self.live_bytes
+        for size in sizes:
+            left -= size if size <= left else 0
+        return room - left
+
+    def _tuned(
+        self, kernels: dict[str, tuple[int, ...]], statement: ast.stmt, names: _Names
+    ) -> Sequence[int] | None:
+        """See `_Moment`; a kernel is tuned once, and then taken from ``kernels``."""
+        found = written_over(kernels, statement) if kernels else None
+        if found is None or found[0] not in kernels:
+            return None
+        name, over = found
+        del kernels[name]
+        return [size for n in over for _, size in self._counted(names.held.get(n), there=True)]
 
     def _made(self, target: Any, given: tuple[Any, Any], result: Any) -> dict[int, int]:
         """The storages that an op made, with their bytes."""
@@ -134,8 +165,8 @@ class Rehearsal:
 
     def _counted(self, value: Any, there: bool = False) -> list[tuple[int, int]]:
         """The storages of ``value``; those of what is resident only if ``there``."""
-        unit, left_out = self.allocation_bytes, () if there else self.resident
-        return [(key, -(-size // unit) * unit) for key, size in storages(value) if key not in left_out]
+        left_out = () if there else self.resident
+        return [(key, self.rounded(size)) for key, size in storages(value) if key not in left_out]
 
 
 def _keys(counted: Iterable[tuple[int, int]]) -> list[int]:

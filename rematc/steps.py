@@ -29,6 +29,7 @@ from rematc.resident import bytes_beside_new, gradient_bytes, optimizer_bytes
 from rematc.share import Turn, Use, beside, needed, share, smallest, turns
 from rematc.storages import storages
 from rematc.surveys import Surveys
+from rematc.watch import Gpu, unknown_bytes
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Steps:
         self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
         self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
+        self.gpu = Gpu()
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
         self.surveys = Surveys(self._count_outside)
 
@@ -78,9 +80,13 @@ class Steps:
         self.surveys.pause()
         given = Arguments(args, graph.known)
         self._begin(graph, given)
+        watch = self.gpu.watch(graph, given)
         results = graph.made.run(*args)
         gradients = graph.gradients_of(given)
-        self.surveys.follow(self.calls.ran(graph, given, results, graph.made.use.kept_bytes, gradients))
+        call = self.calls.ran(graph, given, results, graph.made.use.kept_bytes, gradients)
+        if watch:
+            watch.follow(call)
+        self.surveys.follow(call)
         return results
 
     def _first(self, compile: Compile, inputs: Any) -> Made:
@@ -119,9 +125,12 @@ class Steps:
             self.calls.count_beside(graph)
             left = self.calls.left_bytes(read)
             if graph in self.calls.graphs:
+                self._look_around(graph, args, left)
                 self._plan_together(left)
+                self.gpu.miss(args, self.resident_bytes())
             else:
                 self._plan_alone(graph, args, held, left)
+                self.gpu.miss(args, graph.beside_bytes)
         if not graph.is_chosen and graph in self.calls.graphs:
             self._choose(graph, args.values)
 
@@ -141,6 +150,7 @@ class Steps:
         gradients = max(made.accumulated_bytes, bytes_beside_new(args.leaves, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
+        more = max(more, unknown_bytes(args, graph.beside_bytes + left, self.options.accumulate))
         if not more and passing == graph.passing_bytes and graph.outside == made.outside:
             return
         text = "%s more are resident from now on: gradients that accumulate, results that are held, a loss"
@@ -180,6 +190,13 @@ class Steps:
             return
         for graph in graphs:
             graph.leave_open(self.options.solve)
+
+    def _look_around(self, graph: Compiled, args: Arguments, left: int) -> None:
+        """What is on the GPU, beside what steps that begin with ``graph`` are known to find there?"""
+        kinds = [k for k in self.calls.kinds.values() if k.first_graph is graph] or self.calls.kinds.values()
+        known = min(sum(kind.read.values()) + kind.beside_bytes for kind in kinds)
+        if self.gpu.look(args, known + left, self.options.accumulate):
+            self.state = ([], 0)  # what was kept free for it may be there by now
 
     def _more_is_left(self, left: int) -> bool:
         """Are there more results of calls that went back than was known: ``left`` now, or in each step?"""
@@ -235,7 +252,7 @@ class Steps:
         steps = []
         for kind in self.calls.kinds.values():
             forward, backward = ([numbers[c.graph] for c in calls] for calls in (kind.calls, kind.backward))
-            less = resident - self._resident_in(kind) - self._kept_free()
+            less = resident - self._resident_in(kind) - self.gpu.unknown_bytes - self._kept_free()
             twice = [kind.twice_bytes(t) for t in range(len(backward))]
             steps.append(turns(forward, backward, less, twice, carried=kind.carried))
         return steps
@@ -258,7 +275,7 @@ class Steps:
         what is kept free.
         """
         there = max(map(self._resident_in, self.calls.kinds.values()))
-        return there + self._kept_free()
+        return there + self.gpu.unknown_bytes + self._kept_free()
 
     def _kept_free(self) -> int:
         """For what rematc can't see, and for the optimizer's state of all that is trained: one graph may be

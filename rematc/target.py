@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from rematc import compat
 from rematc.cards import card
 from rematc.costs import (
-    CUDA_UNIT_BYTES,
     Call,
     Prices,
     Rates,
@@ -25,6 +25,7 @@ from rematc.costs import (
 )
 from rematc.errors import CaptureError
 from rematc.options import Options
+from rematc.rounding import Rounding, as_cuda, exactly, in_units
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,18 @@ class Target:
     """What a plan must know of a device.
 
     ``table``: what is measured on it; None for a card that is not at hand. ``memory_bytes``: its own memory,
-    None for a CPU's. ``allocation_bytes``: its allocator rounds up to a multiple. ``time_s``: ops are timed
+    None for a CPU's. ``rounded``: what its allocator gives for so many bytes. ``time_s``: ops are timed
     for this long at most (None: not, and what was timed before is not used). ``note``: what a plan made for
-    it has to say.
+    it has to say. ``cache_bytes``: of the card's cache (`rematc.tuning`).
     """
 
     rates: Rates
     table: Table | None
     memory_bytes: int | None
-    allocation_bytes: int
+    rounded: Rounding
     time_s: float | None
     note: str = ""
+    cache_bytes: int = 0
 
     def prices(self, nodes: Iterable[fx.Node], again: Iterable[fx.Node], *, op_by_op: bool) -> Prices:
         """What ``nodes`` cost. ``again`` are those that may be recomputed: they alone are timed.
@@ -73,16 +75,23 @@ def target_of(joint: fx.GraphModule, options: Options, folder: Path) -> Target:
             f"times are estimates for {model.name} from its data sheet; the workspace of its kernels is not "
             "known: leave some reserve"
         )
-        return Target(rates_of_card(model), None, model.memory_bytes, CUDA_UNIT_BYTES, None, note)
+        return Target(rates_of_card(model), None, model.memory_bytes, as_cuda, None, note)
     device = device_of(joint)
     is_cuda = device.type == "cuda"
     return Target(
         rates=rates_of(device, folder),
         table=Table(device, folder),
         memory_bytes=int(torch.cuda.get_device_properties(device).total_memory) if is_cuda else None,
-        allocation_bytes=CUDA_UNIT_BYTES if is_cuda else 1,
+        rounded=_rounding(device),
         time_s=None if options.costs == "roofline" else options.measure_s,
+        cache_bytes=int(torch.cuda.get_device_properties(device).L2_cache_size) if is_cuda else 0,
     )
+
+
+def _rounding(device: torch.device) -> Rounding:
+    if device.type != "cuda":
+        return exactly
+    return in_units if compat.has_expandable_segments() else as_cuda
 
 
 def device_of(joint: fx.GraphModule) -> torch.device:

@@ -116,15 +116,16 @@ def verify(
             compiled(*args, **kwargs).backward()
             state.clear()
 
-        peak_bytes = measure(step).peak_bytes
+        measured = measure(step)
     if not made.plans:
         raise CaptureError("nothing was compiled with a backward pass: torch ran the step as it is")
     resident = made.resident_bytes
+    there = resident if measured.reserved_bytes is None else measured.resident_bytes or 0
     name, difference = _difference(found.numbers, expected.numbers)
     return Verification(
         budget_bytes=made.plans[0].budget_bytes,
         predicted_bytes=max(plan.peak_bytes for plan in made.plans),
-        measured_bytes=resident + peak_bytes,
+        measured_bytes=there + measured.peak_bytes,
         resident_bytes=resident,
         reference=reference,
         difference=difference,
@@ -177,10 +178,15 @@ def _step(state: _State, run: Callable[..., Any], args: Any, kwargs: Any) -> _St
         if loss.is_cuda:
             torch.cuda.synchronize(loss.device)
         seconds = time.perf_counter() - start
-        found = {name: leaf.grad for name, leaf in state.leaves.items()}
+        found = {name: _aside(leaf.grad) for name, leaf in state.leaves.items()}
         states = zip(before, _random_states(), strict=True)
         is_random = not all(torch.equal(a, b) for a, b in states)
-        return _Step({LOSS: loss.detach(), **found}, seconds, is_random)
+        return _Step({LOSS: _aside(loss.detach()), **found}, seconds, is_random)
+
+
+def _aside(gradient: Tensor | None) -> Tensor | None:
+    """Where it is in nobody's way: on a GPU it would be resident to the steps that follow."""
+    return gradient.cpu() if gradient is not None and gradient.is_cuda else gradient
 
 
 class _State:

@@ -13,6 +13,7 @@ from rematc import compat
 from rematc.capture import Capture, capture
 from rematc.graph import Graph, Op
 from rematc.passes import canonicalize
+from rematc.rounding import Rounding, exactly
 from rematc.trace import trace_joint
 
 
@@ -39,9 +40,9 @@ def joint_of(fn: Callable[..., Any], *args: Any, inductor_ops: bool = False) -> 
     return found[0]
 
 
-def read(fn: Callable[..., Any], *args: Any, allocation_bytes: int = 1) -> Capture:
+def read(fn: Callable[..., Any], *args: Any, rounded: Rounding = exactly) -> Capture:
     joint, outputs = joint_of(fn, *args)
-    return capture(canonicalize(joint, outputs), outputs, allocation_bytes)
+    return capture(canonicalize(joint, outputs), outputs, rounded)
 
 
 def graph_of(fn: Callable[..., Any], *args: Any) -> Graph:

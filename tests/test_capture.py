@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from rematc.capture import capture
 from rematc.errors import CaptureError
 from rematc.passes import canonicalize
+from rematc.rounding import in_units
 from rematc.versions import holds_tangents
 from tests.joints import graph_of, joint_of, needs_grad, op, read, storages
 
@@ -176,7 +177,7 @@ def test_storages_are_those_of_a_real_run(name: str) -> None:
 
 
 def test_sizes_are_rounded_up_as_the_allocator_does() -> None:
-    graph = read(lambda x: x.exp().sum(), needs_grad(129), allocation_bytes=512).graph
+    graph = read(lambda x: x.exp().sum(), needs_grad(129), rounded=in_units).graph
     assert graph.storage_bytes[graph.values[op(graph, "exp").outputs[0]].storage] == 1024
     assert set(graph.storage_bytes) == {512, 1024}
 

@@ -11,6 +11,7 @@ import torch
 from rematc.costs import Call, Taken
 from rematc.errors import CaptureError
 from rematc.rehearse import Rehearsal
+from rematc.rounding import Rounding, exactly, in_units
 
 BYTES = torch.int8
 
@@ -19,12 +20,14 @@ def of(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=BYTES)
 
 
-def played(body: str, *inputs: Any, resident: tuple[Any, ...] = (), unit: int = 1) -> tuple[int, int]:
+def played(
+    body: str, *inputs: Any, resident: tuple[Any, ...] = (), rounded: Rounding = exactly
+) -> tuple[int, int]:
     """Peak and what is left, of a ``call`` with these lines that takes ``inputs`` as x0, x1, ..."""
     names = "".join(f"x{i}, " for i in range(len(inputs)))
     lines = [f"{names} = args" if names else "pass", "args.clear()", *body.strip().splitlines()]
     code = "def call(self, args):\n" + "".join(f"    {line}\n" for line in lines)
-    rehearsal = Rehearsal(resident, unit)
+    rehearsal = Rehearsal(resident, rounded)
     rehearsal.play(code, inputs)
     return rehearsal.peak_bytes, rehearsal.live_bytes
 
@@ -69,6 +72,37 @@ def test_blocks_that_choose_a_device_are_opened_and_streams_are_silent() -> None
     rehearsal = Rehearsal(())
     rehearsal.play(code, [])
     assert (rehearsal.peak_bytes, rehearsal.live_bytes) == (8, 8)
+
+
+KERNEL = """{0} = async_compile.triton('{0}', '''
+inductor_meta={{'mutated_arg_names': ['in_out_ptr0'], 'no_x_dim': False}}
+@triton.jit
+def {0}(in_out_ptr0, in_ptr0, xnumel, XBLOCK : tl.constexpr):
+    pass
+''', device_str='cuda')
+"""
+
+
+def tuned(*lines: str) -> int:
+    """The peak of these lines, where kernels are tuned on a card whose cache has 100 bytes."""
+    kernels = "".join(KERNEL.format(f"triton_{n}") for n in range(2))
+    code = kernels + "def call(args):\n" + "".join(f"    {line.strip()}\n" for line in lines)
+    rehearsal = Rehearsal((), cache_bytes=100)
+    rehearsal.play(code, [])
+    return rehearsal.peak_bytes
+
+
+def test_a_kernel_in_triton_is_tuned_when_it_first_runs() -> None:
+    run = "triton_0.run(a, b, 8, stream=stream0)"
+    assert tuned(made("a", 8), made("b", 4), run, "return (a, )") == 112
+    assert tuned(made("a", 8), made("b", 4), run, "del b", made("c", 50), run, "return (a, )") == 112
+    assert tuned(made("a", 8), "extern_kernels.unknown(a)", "return (a, )") == 8
+
+
+def test_what_it_writes_over_is_copied_where_that_fits_in_below_the_peak_by_then() -> None:
+    first, second = (f"triton_{n}.run(a, b, 8, stream=stream0)" for n in range(2))
+    assert tuned(made("a", 8), made("b", 4), first, second, "return (a, )") == 112 + 8
+    assert tuned(made("a", 108), made("b", 4), first, second, "return (a, )") == 108 + 4 + 100
 
 
 def test_what_an_op_of_torch_returns_is_counted_as_a_tuple_until_that_is_gone() -> None:
@@ -121,7 +155,7 @@ def test_what_is_written_to_memory_made_before_is_not_counted_again() -> None:
 
 
 def test_the_allocator_rounds_up() -> None:
-    assert played(made("a", 513) + made("b", 1) + "return (a, b)", unit=512) == (1536, 1536)
+    assert played(made("a", 513) + made("b", 1) + "return (a, b)", rounded=in_units) == (1536, 1536)
 
 
 def test_two_codes_are_played_one_after_the_other() -> None:

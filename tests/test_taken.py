@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rematc.costs import Call
+from rematc.costs.made_up import arguments
 from rematc.costs.workspace import Taken, taken
 from rematc.measure import measure
 from tests.cases import Case, assert_as_without
@@ -97,6 +98,25 @@ def test_on_cuda_it_is_what_an_op_asks_of_the_allocator() -> None:
     ):
         assert taken([call]) == {call.key: Taken(1024, 512)}
     assert reset.call_count == 1
+
+
+def test_attention_s_backward_pass_draws_no_dropout_on_made_up_data() -> None:
+    q, row = torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4)
+    state = (torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long))
+    op = aten._scaled_dot_product_efficient_attention_backward.default
+    args, _ = arguments(Call(op, (q, q, q, q, None, q, row, *state, 0.1, [True] * 4, True), {}))
+    assert args[9] == 0.0 and args[11] is True
+    forward = aten._scaled_dot_product_efficient_attention.default
+    assert arguments(Call(forward, (q, q, q, None, True, 0.1), {}))[0][5] == 0.1
+
+
+@pytest.mark.gpu
+def test_attention_s_backward_pass_on_a_gpu() -> None:
+    q = torch.ones(1, 2, 128, 64, device="cuda")
+    state = (torch.zeros((), dtype=torch.long, device="cuda"),) * 2
+    op = aten._scaled_dot_product_efficient_attention_backward.default
+    call = Call(op, (q, q, q, q, None, q, q[..., 0], *state, 0.1, [True, True, True, False], True), {})
+    assert taken([call])[call.key].result_bytes >= 3 * q.nbytes
 
 
 @pytest.mark.gpu

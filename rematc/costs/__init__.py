@@ -4,10 +4,9 @@ from rematc.costs.call import Call
 from rematc.costs.price import Prices, find_taken, is_ready_made, time_ops
 from rematc.costs.rates import Rates, rates_of, rates_of_card
 from rematc.costs.table import Table
-from rematc.costs.workspace import CUDA_UNIT_BYTES, Taken
+from rematc.costs.workspace import Taken
 
 __all__ = [
-    "CUDA_UNIT_BYTES",
     "Call",
     "Prices",
     "Rates",

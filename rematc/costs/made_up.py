@@ -16,6 +16,7 @@ from rematc.pure import is_declared
 
 # So begin names of memory that another kernel of a library laid out, as of a recurrent net.
 LAID_OUT = ("workspace", "reserve")
+DROPOUT = "dropout_p"
 
 
 def may_run(call: Call) -> bool:
@@ -46,6 +47,21 @@ def _free_bytes(device: torch.device) -> float:
     except OSError:  # a system that does not say
         return math.inf
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)
+
+
+def arguments(call: Call) -> tuple[Any, Any]:
+    """Positional ones and keywords, made up.
+
+    Attention's backward pass draws its dropout anew from where a generator stood, a number that some kernels
+    read in the CPU's memory and others in the GPU's: a wrong one is no error but the end of the process. So
+    none is drawn.
+    """
+    args, kwargs = made_up((call.args, call.kwargs))
+    names = [a.name for a in compat.schema(call.target).arguments] if call.is_of_torch else []
+    if not any(name.startswith("philox") for name in names):
+        return args, kwargs
+    args = tuple(0.0 if name == DROPOUT else arg for name, arg in zip(names, args, strict=False))
+    return args, kwargs | dict.fromkeys(kwargs.keys() & {DROPOUT}, 0.0)
 
 
 def made_up(vals: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from rematc import compat
 from rematc.costs.call import Call
-from rematc.costs.made_up import check_room, made_up, may_run
+from rematc.costs.made_up import arguments, check_room, may_run
 
 log = logging.getLogger(__name__)
 RUNS = 7
@@ -58,7 +58,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _median_ns(call: Call) -> int:
     check_room(call)
-    args, kwargs = made_up((call.args, call.kwargs))
+    args, kwargs = arguments(call)
     is_cuda = any(t.is_cuda for t in call.tensors())
 
     def run() -> object:

@@ -18,12 +18,11 @@ from rematc import compat
 from rematc.allocations import profiler_is_taken
 from rematc.capture import is_collective
 from rematc.costs.call import Call
-from rematc.costs.made_up import check_room, made_up, may_run
+from rematc.costs.made_up import arguments, check_room, may_run
 from rematc.measure import measure_each
+from rematc.rounding import as_cuda
 
 log = logging.getLogger(__name__)
-
-CUDA_UNIT_BYTES = 512  # the caching allocator rounds up to a multiple
 
 
 class Taken(NamedTuple):
@@ -70,7 +69,7 @@ def _on_cuda(prepare: Callable[[], Callable[[], object]], device: torch.device) 
     result = step()
     peak, end = asked("peak"), asked("current")
     del result
-    return Taken(*(-(-size // CUDA_UNIT_BYTES) * CUDA_UNIT_BYTES for size in (peak - end, end - before)))
+    return Taken(*(as_cuda(size) for size in (peak - end, end - before)))
 
 
 def stays_unknown(call: Call) -> bool:
@@ -85,7 +84,7 @@ def _run(call: Call) -> Callable[[], object]:
     target = call.target
     try:
         check_room(call)
-        args, kwargs = made_up((call.args, call.kwargs))
+        args, kwargs = arguments(call)
         target(*args, **kwargs)
     except Exception as e:
         level = logging.WARNING if isinstance(e, MemoryError) else logging.INFO

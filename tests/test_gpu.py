@@ -1,0 +1,175 @@
+"""What is on a GPU beside the graphs, where the allocator tells all; and the promises, on a GPU itself."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rematc
+from rematc.arguments import Arguments
+from rematc.measure import measure
+from rematc.watch import UNIT_BYTES, Gpu, unknown_bytes
+from tests.blocks import count_compiles, made, peak, step_of
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    # Dynamo's own, where the input of a graph is the result of another.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+
+class Told:
+    """An allocator that tells as CUDA's does: of so much in all when a step begins."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        monkeypatch.setattr(Arguments, "cuda", torch.device("cuda"))
+        monkeypatch.setattr("rematc.watch.allocated_bytes", lambda _: self.bytes)
+        monkeypatch.setattr("rematc.pose.resident_bytes", lambda *_: self.bytes)
+        monkeypatch.setattr(Gpu, "watch", lambda *_: None)
+
+
+@pytest.mark.parametrize("how", ["blocks", "graph break"])
+def test_what_else_is_there_is_resident_to_several_graphs(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, more, told = 1_400_000, 3 * UNIT_BYTES, Told(monkeypatch)
+    backend = rematc.backend(budget, inner="eager")
+    model, run = made(how, backend)
+    told.bytes = sum(4 * p.numel() for p in model.parameters()) + 4 * 256 * 32
+    for _ in range(2):
+        step_of(model, run)()
+    before = backend.resident_bytes
+    told.bytes += more
+    step_of(model, run)()
+    assert backend.resident_bytes == before + more
+    assert peak(model, run) + more <= max(plan.peak_bytes for plan in backend.plans) <= budget
+
+
+def test_what_comes_later_has_one_graph_planned_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, told = count_compiles(monkeypatch), Told(monkeypatch)
+    model, run = made("one graph", backend := rematc.backend(1_200_000, inner="eager"))
+    told.bytes = sum(4 * p.numel() for p in model.parameters()) + 4 * 256 * 32
+    more = 3 * UNIT_BYTES
+    for step in range(4):
+        told.bytes += more if step == 2 else 0
+        step_of(model, run)()
+    assert len(seen) == 2
+    assert peak(model, run) + more <= backend.plans[0].peak_bytes <= 1_200_000
+
+
+def test_on_a_cpu_nothing_is_known_of_what_else_is_there() -> None:
+    assert unknown_bytes(Arguments((torch.ones(4),)), 0, None) == 0
+
+
+def test_a_number_that_is_logged_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = Arguments((nn.Parameter(torch.ones(4)),))
+    args.leaves[0].grad = torch.ones(4)
+    monkeypatch.setattr(Arguments, "cuda", torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 5 * UNIT_BYTES)
+    assert unknown_bytes(args, 0, None) == 5 * UNIT_BYTES
+    assert unknown_bytes(args, 512, None) == 4 * UNIT_BYTES
+    assert unknown_bytes(args, 0, False) == 4 * UNIT_BYTES  # gradients that this step drops
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+        return out
+
+
+class Net(nn.Module):
+    """In each block some 100 MB; with a graph break where it is asked for."""
+
+    def __init__(self, is_broken: bool = False) -> None:
+        super().__init__()
+        self.blocks, self.is_broken = nn.ModuleList(Block(512) for _ in range(6)), is_broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        for n, block in enumerate(self.blocks):
+            if n == 3 and self.is_broken:
+                torch._dynamo.graph_break()
+            x = block(x)
+        return x.float().square().mean()
+
+
+def highest_of(step: Callable[[], object], times: int) -> int:
+    """The most that the allocator gave out in so many steps, all that is resident counted in."""
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(times):
+        step()
+    return torch.cuda.max_memory_allocated()
+
+
+def trained(backend: Any, optimizer: bool = False, is_broken: bool = False) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = Net(is_broken).cuda()
+    x = torch.randn(8192, 512, device="cuda")
+    run = torch.compile(model, backend=backend)
+    adam = torch.optim.Adam(model.parameters()) if optimizer else None
+
+    def step() -> None:
+        run(x).backward()
+        if adam:
+            adam.step()
+        model.zero_grad(set_to_none=True)
+
+    return model, step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_the_budget_is_kept_from_the_first_step_on(inner: Any) -> None:
+    _, step = trained("inductor" if inner == "inductor" else "aot_eager")
+    step()
+    free = highest_of(step, 2)
+    torch._dynamo.reset()
+    del step
+    budget = free * 7 // 10
+    backend = rematc.backend(budget, inner=inner, costs="roofline")
+    _, step = trained(backend)
+    found = highest_of(step, 4)
+    assert found <= backend.plans[0].peak_bytes <= budget
+    steady = measure(step, device="cuda")
+    assert steady.resident_bytes is not None
+    assert backend.plans[0].peak_bytes <= 1.25 * (steady.resident_bytes + steady.peak_bytes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_what_an_optimizer_keeps_is_found(inner: Any, is_broken: bool) -> None:
+    budget = 700_000_000
+    other = torch.ones(20_000_000, device="cuda")  # of another model, say
+    backend = rematc.backend(budget, inner=inner, costs="roofline")
+    _, step = trained(backend, optimizer=True, is_broken=is_broken)
+    for _ in range(3):
+        step()
+    assert highest_of(step, 2) <= budget
+    assert backend.resident_bytes > other.nbytes
+
+
+@pytest.mark.gpu
+def test_gradients_are_those_of_aot_eager_to_the_bit() -> None:
+    def gradients(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        model, _ = trained("eager")
+        x = torch.randn(8192, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+        torch.manual_seed(1)
+        torch.compile(model, backend=backend)(x).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    backend = rematc.backend(600_000_000, inner="eager", costs="roofline")
+    ours = gradients(backend)
+    assert backend.plans[0].cost_ns
+    assert all(map(torch.equal, ours, gradients("aot_eager")))
