@@ -41,6 +41,7 @@ TORCH_S = (0.5, 0.0)
 ROUNDS = 5
 WARMUP = 3  # a first step compiles, a second may share the budget among several graphs
 SOLVE_S = 10.0
+GRACE_S = 10.0  # for a cell that began in time
 GOAL_RATIO, GOAL_LOWER = 1.03, 0.75
 
 
@@ -83,10 +84,7 @@ class Cell:
 
 def cells(training: Training) -> Iterator[Cell]:
     """The most telling first: after the base, each rival beside one of ours."""
-    ours = [
-        Cell(f"rematc, {s:.0%} of the way", lambda b: rematc.backend(b, time_limit_s=SOLVE_S), s)
-        for s in SHARES
-    ]
+    ours = [Cell(f"rematc, {s:.0%}", lambda b: rematc.backend(b, time_limit_s=SOLVE_S), s) for s in SHARES]
     torchs = [Cell(f"torch's budget {x}", lambda _, x=x: torchs_budget(x, "inductor")) for x in TORCH_S]  # type: ignore[misc]
     each = Cell("checkpoint every layer", lambda _: "inductor", segment=1)
     yield Cell(FREE, lambda _: "inductor")
@@ -163,14 +161,12 @@ def _fill(row: Row, cell: Cell, training: Training, device: torch.device, turns:
 
 def _first(step: Callable[[], None], device: torch.device) -> tuple[float, int | None]:
     """Seconds and, on a GPU, the peak."""
-    is_cuda = device.type == "cuda"
-    if is_cuda:
-        torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
-    step()
-    if is_cuda:
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started, torch.cuda.max_memory_allocated(device) if is_cuda else None
+    if device.type != "cuda":  # where measuring would keep compiling from its own
+        step()
+        return time.perf_counter() - started, None
+    found = rematc.measure(step, device=device)
+    return time.perf_counter() - started, (found.resident_bytes or 0) + found.peak_bytes
 
 
 def seconds_of(step: Callable[[], None], device: torch.device) -> float:
@@ -276,8 +272,13 @@ def each_in_a_process(names: Sequence[str], minutes: float) -> list[Row]:
             subprocess.Popen([*run, "--names", name, "--json", str(file)], env=env)
             for name, file in zip(names, files, strict=True)
         ]
+        end = time.monotonic() + 60 * minutes + GRACE_S
         for process in running:
-            process.wait()
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:  # what it has by then is in its file
+                process.kill()
+                process.wait()
         found = [json.loads(file.read_text())["rows"] if file.exists() else [] for file in files]
     rows = [[Row(**row) for row in of_one] for of_one in found]
     failed = (
@@ -304,7 +305,9 @@ def each_after_the_other(names: Sequence[str], minutes: float, turns: Turns, jso
 def _write(path: Path | None, rows: Sequence[Row], **more: Any) -> None:
     if path is not None:
         found = {"device": where(), **more, "rounds": ROUNDS, "claims": claims(rows)}
-        write_results(path, "gpu", {**found, "rows": [asdict(r) for r in rows]})
+        whole = path.with_suffix(".part")  # it may be ended while it writes
+        write_results(whole, "gpu", {**found, "rows": [asdict(r) for r in rows]})
+        whole.replace(path)
 
 
 def where() -> str:

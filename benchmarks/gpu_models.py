@@ -28,8 +28,8 @@ class Training:
     """A model in train mode, a batch, and the loss of what the model returns.
 
     ``chains`` are its lists of layers that follow each other, ``blocks`` those with something in between.
-    ``least``: about the share of the memory without limit, above what is resident, that no plan can do without
-    (large: logits of a large vocabulary, and their gradient).
+    ``least``: about the share of the memory without limit, above what is resident, that no plan can do
+    without (large: logits of a large vocabulary, and their gradient).
     """
 
     model: nn.Module
@@ -104,7 +104,7 @@ def llama_1b(large: bool) -> Training:
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256,
     }  # fmt: skip
     model = hf.LlamaForCausalLM(hf.LlamaConfig(use_cache=False, **(sizes if large else _SMALL)))
-    return _text(model, model.model.layers, large)
+    return _text(model, model.model.layers, large, least=0.65)
 
 
 def qwen_2b(large: bool) -> Training:
@@ -114,7 +114,7 @@ def qwen_2b(large: bool) -> Training:
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
     }  # fmt: skip
     model = hf.Qwen3ForCausalLM(hf.Qwen3Config(use_cache=False, **(sizes if large else _SMALL)))
-    return _text(model, model.model.layers, large)
+    return _text(model, model.model.layers, large, least=0.5)
 
 
 def gpt2_xl(large: bool) -> Training:
@@ -126,7 +126,7 @@ def gpt2_xl(large: bool) -> Training:
     }  # fmt: skip
     config: Any = sizes if large else small
     model = hf.GPT2LMHeadModel(hf.GPT2Config(use_cache=False, **config))
-    return _text(model, model.transformer.h, large, batch=8, length=1024)
+    return _text(model, model.transformer.h, large, batch=8, length=1024, least=0.25)
 
 
 def resnet50(large: bool) -> Training:
@@ -139,7 +139,7 @@ def resnet50(large: bool) -> Training:
     batch, size = (128, 224) if large else (8, 64)
     inputs = {"pixel_values": torch.randn(batch, 3, size, size), "labels": torch.randint(0, 1000, (batch,))}
     stages = tuple(stage.layers for stage in model.resnet.encoder.stages)
-    return Training(model, inputs, lambda out: out.loss, chains=stages)
+    return Training(model, inputs, lambda out: out.loss, chains=stages, least=0.18)
 
 
 def unet(large: bool) -> Training:
@@ -153,6 +153,7 @@ def unet(large: bool) -> Training:
         {"image": image},
         lambda logits: F.cross_entropy(logits.float(), label),
         blocks=(model.down, model.join),
+        least=0.38,
     )
 
 
@@ -175,11 +176,15 @@ _SMALL: Any = {
 }
 
 
-def _text(model: Any, layers: nn.ModuleList, large: bool, batch: int = 4, length: int = 2048) -> Training:
+def _text(
+    model: Any, layers: nn.ModuleList, large: bool, batch: int = 4, length: int = 2048, *, least: float
+) -> Training:
     model.loss_type = "ForCausalLM"  # left to be found out it is warned of, and the graph breaks there
     batch, length = (batch, length) if large else (4, 128)
     tokens = torch.randint(0, 256, (batch, length))
-    return Training(model, {"input_ids": tokens, "labels": tokens}, lambda out: out.loss, chains=(layers,))
+    return Training(
+        model, {"input_ids": tokens, "labels": tokens}, lambda out: out.loss, (layers,), least=least
+    )
 
 
 def built(name: str, device: torch.device, *, large: bool) -> Training:

@@ -552,8 +552,9 @@ def scheduled(lowering: Any) -> list[Any]:
 
 def has_expandable_segments() -> bool:
     """Does CUDA's allocator grow its segments, as PYTORCH_CUDA_ALLOC_CONF may ask for?"""
-    settings = torch.cuda.memory._snapshot()["allocator_settings"]
-    return bool(settings.get("expandable_segments", False))
+    with suppress(RuntimeError):  # another allocator may tell nothing
+        return bool(torch.cuda.memory._snapshot().get("allocator_settings", {}).get("expandable_segments"))
+    return False
 
 
 def profiler_is_active() -> bool:

@@ -24,6 +24,7 @@ import torch
 
 from rematc import compat
 from rematc.allocations import FORWARD, Span, backward_passes, mark, memory_profile, spans, timeline
+from rematc.highest import Highest
 from rematc.meters import give_way
 
 UPDATE = "update"
@@ -162,7 +163,7 @@ def _measure_cuda(step: Callable[[], object], warmup: int, device: torch.device)
     gc.collect()
     torch.cuda.synchronize(device)
     resident = before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    highest = Highest(device)
     phases: Phases = []
     name = FORWARD
     reserved = 0
@@ -170,10 +171,10 @@ def _measure_cuda(step: Callable[[], object], warmup: int, device: torch.device)
     def begin(next_name: str | None) -> None:
         nonlocal name, before, reserved
         torch.cuda.synchronize(device)
-        peak, now = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        peak, now = highest.read(), torch.cuda.memory_allocated(device)
         phases.append((name, (peak - before, now - before)))
         reserved = max(reserved, torch.cuda.max_memory_reserved(device))
-        torch.cuda.reset_peak_memory_stats(device)
+        highest.begin_anew()
         name, before = next_name or FORWARD, now
 
     with backward_passes(begin):

@@ -25,6 +25,7 @@ from rematc.allocations import (
     timeline,
 )
 from rematc.compat import before_profiles
+from rematc.highest import Highest
 from rematc.storages import tensors
 from rematc.survey import Survey
 
@@ -126,17 +127,17 @@ class CudaMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.rises: list[Span] = []
-        self.device, self.before = device, 0
+        self.device, self.before, self.highest = device, 0, Highest(device)
 
     def open(self) -> None:
         """Remember what is there."""
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self.highest.begin_anew()
         self.before = torch.cuda.memory_allocated(self.device)
 
     def shut(self) -> None:
         """Compare."""
-        peak = torch.cuda.max_memory_allocated(self.device)
-        self.rises.append((peak - self.before, torch.cuda.memory_allocated(self.device) - self.before))
+        now = torch.cuda.memory_allocated(self.device)
+        self.rises.append((self.highest.read() - self.before, now - self.before))
 
     def close(self) -> None:
         """All is read."""

@@ -13,6 +13,7 @@ from rematc import compat
 from rematc.capture import Capture
 from rematc.errors import OptionError
 from rematc.graph import COLLECTIVES, Graph
+from rematc.highest import forget
 
 
 def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) -> int:
@@ -33,7 +34,7 @@ def forget_peak(device: torch.device) -> None:
     """What was measured while compiling is no part of a step, and Inductor tunes by the highest so far."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+        forget(device)
 
 
 _AWAKE: set[tuple[int, torch.device]] = set()  # threads, and devices

@@ -13,6 +13,7 @@ import torch
 from rematc.arguments import Arguments
 from rematc.calls import Call
 from rematc.compiled import Compiled
+from rematc.highest import Highest
 from rematc.resident import allocated_bytes
 from rematc.storages import storages
 from rematc.survey import Outside
@@ -61,18 +62,17 @@ class Watch:
     """The passes of one call of ``graph``; ``missing_bytes`` were planned for, and are not there."""
 
     def __init__(self, graph: Compiled, device: torch.device, missing_bytes: int) -> None:
-        self.graph, self.device, self.missing_bytes = graph, device, missing_bytes
-        self.begin()
+        self.graph, self.highest, self.missing_bytes = graph, Highest(device), missing_bytes
 
     @torch.compiler.disable  # or Dynamo compiles it, where a function that it compiled calls autograd
     def begin(self, *_: Any) -> None:
         """A pass begins."""
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self.highest.begin_anew()
 
     @torch.compiler.disable
     def end(self, *_: Any) -> None:
         """It is over: what was more than planned is known from now on."""
-        peak_bytes = torch.cuda.max_memory_allocated(self.device) + self.missing_bytes
+        peak_bytes = self.highest.read() + self.missing_bytes
         more = peak_bytes - self.graph.plan.peak_bytes
         if more > UNIT_BYTES:
             held, meanwhile = self.graph.made.outside

@@ -19,6 +19,7 @@ from rematc.allocations import profiler_is_taken
 from rematc.capture import is_collective
 from rematc.costs.call import Call
 from rematc.costs.made_up import arguments, check_room, may_run
+from rematc.highest import forget
 from rematc.measure import measure_each
 from rematc.rounding import as_cuda
 
@@ -64,7 +65,7 @@ def _on_cuda(prepare: Callable[[], Callable[[], object]], device: torch.device) 
         return found
 
     step = prepare()
-    torch.cuda.reset_peak_memory_stats(device)
+    forget(device)
     before = asked("current")
     result = step()
     peak, end = asked("peak"), asked("current")
