@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 def load(path: Path, form: str) -> dict[str, Any] | None:
     """The JSON object in ``path`` whose "format" is ``form``; None, with a warning, for anything else.
 
-    >>> load(Path("no such file"), "rematc.rates/3") is None
+    >>> load(Path("no such file"), "rematc.rates/4") is None
     True
     """
     try:

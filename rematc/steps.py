@@ -127,10 +127,10 @@ class Steps:
             if graph in self.calls.graphs:
                 self._look_around(graph, args, left)
                 self._plan_together(left)
-                self.gpu.miss(args, self.resident_bytes())
+                self.gpu.begin(args, self.resident_bytes())
             else:
                 self._plan_alone(graph, args, held, left)
-                self.gpu.miss(args, graph.beside_bytes)
+                self.gpu.begin(args, graph.beside_bytes)
         if not graph.is_chosen and graph in self.calls.graphs:
             self._choose(graph, args.values)
 

@@ -35,23 +35,29 @@ def unknown_bytes(args: Arguments, known_bytes: int, accumulate: bool | None) ->
 
 
 class Gpu:
-    """When the last step began: more and less than was known to be there. Both are 0 on a CPU."""
+    """When the last step began: more and less than was known to be there. Both are 0 on a CPU.
+
+    ``steps`` have begun.
+    """
 
     def __init__(self) -> None:
-        self.unknown_bytes = self.missing_bytes = 0
+        self.unknown_bytes = self.missing_bytes = self.steps = 0
 
     def look(self, args: Arguments, known_bytes: int, accumulate: bool | None) -> bool:
         """Is there more of it than before that is not known?"""
         before, self.unknown_bytes = self.unknown_bytes, unknown_bytes(args, known_bytes, accumulate)
         return self.unknown_bytes > before
 
-    def miss(self, args: Arguments, known_bytes: int) -> None:
-        """Of what is planned for, an optimizer's state may not be there yet."""
+    def begin(self, args: Arguments, known_bytes: int) -> None:
+        """A step begins; of what is planned for, an optimizer's state may not be there yet."""
+        self.steps += 1
         self.missing_bytes = max(0, known_bytes - allocated_bytes(args.cuda)) if args.cuda else 0
 
     def watch(self, graph: Compiled, args: Arguments) -> Watch | None:
-        """Looks at a graph when its code runs for the second time, and a few times more."""
-        is_new, graph.tuned = graph.tuned is not graph.made.run, graph.made.run
+        """Looks at a graph when its code runs in a second step, and a few times more."""
+        if graph.ran is not graph.made.run:
+            graph.ran, graph.ran_in = graph.made.run, self.steps
+        is_new = graph.ran_in == self.steps  # Inductor tunes it, or it was planned as if it were alone
         if args.cuda is None or is_new or not graph.is_chosen or graph.looks == LOOKS:
             return None
         graph.looks += 1

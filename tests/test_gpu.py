@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 import rematc
 from rematc.arguments import Arguments
 from rematc.measure import measure
-from rematc.watch import UNIT_BYTES, Gpu, unknown_bytes
+from rematc.watch import UNIT_BYTES, Watch, unknown_bytes
 from tests.blocks import count_compiles, made, peak, step_of
 
 pytestmark = [
@@ -25,14 +26,19 @@ pytestmark = [
 
 
 class Told:
-    """An allocator that tells as CUDA's does: of so much in all when a step begins."""
+    """An allocator that tells as CUDA's does: so much in all when a step begins, at most in each pass."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bytes = 0
+        self.bytes = self.peak = self.looks = 0
         monkeypatch.setattr(Arguments, "cuda", torch.device("cuda"))
         monkeypatch.setattr("rematc.watch.allocated_bytes", lambda _: self.bytes)
         monkeypatch.setattr("rematc.pose.resident_bytes", lambda *_: self.bytes)
-        monkeypatch.setattr(Gpu, "watch", lambda *_: None)
+        monkeypatch.setattr(Watch, "begin", lambda *_: None)
+        monkeypatch.setattr("rematc.watch.Highest", self.highest)
+
+    def highest(self, _: Any) -> Any:
+        self.looks += 1
+        return SimpleNamespace(begin_anew=lambda: None, read=lambda: self.peak)
 
 
 @pytest.mark.parametrize("how", ["blocks", "graph break"])
@@ -60,6 +66,26 @@ def test_what_comes_later_has_one_graph_planned_anew(monkeypatch: pytest.MonkeyP
         step_of(model, run)()
     assert len(seen) == 2
     assert peak(model, run) + more <= backend.plans[0].peak_bytes <= 1_200_000
+
+
+@pytest.mark.parametrize("how", ["one graph", "blocks"])
+def test_what_the_allocator_gives_beyond_what_is_asked_is_planned_for(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found once the code of a graph runs in a second step: in its first Inductor tunes it."""
+    told, more = Told(monkeypatch), 2 * UNIT_BYTES
+    model, run = made(how, backend := rematc.backend(2_000_000, inner="eager"))
+    told.bytes = sum(4 * p.numel() for p in model.parameters()) + 4 * 256 * 32
+    step_of(model, run)()
+    assert not told.looks
+    for _ in range(2):
+        step_of(model, run)()
+    told.peak = max(plan.peak_bytes for plan in backend.plans) + more
+    for _ in range(3):
+        step_of(model, run)()
+    assert told.looks >= 3
+    assert max(outside.held_bytes for outside in backend.outside) >= more
+    assert peak(model, run) + more <= max(plan.peak_bytes for plan in backend.plans) <= 2_000_000
 
 
 def test_on_a_cpu_nothing_is_known_of_what_else_is_there() -> None:

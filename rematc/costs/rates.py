@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rematc import cache, compat
 from rematc.cards import Card
 from rematc.costs.device import device_name
+from rematc.costs.stopwatch import cuda_ns
 
-FORMAT = "rematc.rates/3"
+FORMAT = "rematc.rates/4"
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -99,17 +100,31 @@ def _positive(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
 
 
+class _Size(NamedTuple):
+    """What rates are measured on; large enough that to begin is nothing of it."""
+
+    side: int
+    product: int
+    image: tuple[int, int, int, int]
+    heads: tuple[int, int, int, int]
+
+
+_ON_A_CPU = _Size(1024, 512, (8, 32, 32, 32), (2, 4, 256, 64))
+_ON_A_GPU = _Size(8192, 4096, (32, 128, 64, 64), (4, 16, 2048, 64))
+
+
 def calibrate(device: torch.device) -> Rates:
     """Measure the rates of ``device``: each from the fastest of several short runs."""
     with compat.real_tensors():
-        n = 1 << (20 if device.type == "cpu" else 26)
+        size = _ON_A_CPU if device.type == "cpu" else _ON_A_GPU
+        n = size.side**2
         a, b = torch.ones(n, device=device), torch.ones(n, device=device)
-        square = a[: 1 << 20].view(1024, 1024)
+        square = a.view(size.side, size.side)
         index = torch.zeros(n // 64, dtype=torch.long, device=device)
-        m = torch.ones(512 if device.type == "cpu" else 4096, device=device).diag()
-        image = torch.ones(8, 32, 32, 32, device=device)
-        kernel = torch.ones(32, 32, 3, 3, device=device)
-        q = torch.ones(2, 4, 256, 64, device=device)
+        m = torch.ones(size.product, device=device).diag()
+        image, channels = torch.ones(size.image, device=device), size.image[1]
+        kernel = torch.ones(channels, channels, 3, 3, device=device)
+        q = torch.ones(size.heads, device=device)
         tiny = torch.ones(1, device=device)
         generator = torch.Generator(device)  # the model draws what it would without this
         nbytes, mm = 4 * n, 2 * m.shape[0] ** 3
@@ -130,10 +145,10 @@ def calibrate(device: torch.device) -> Rates:
             random=per_s(nbytes, lambda: torch.rand(n, device=device, generator=generator)),
             matmul=matmul,
             conv=per_s(
-                2 * 9 * 32 * image.numel(), lambda: torch.nn.functional.conv2d(image, kernel, padding=1)
+                2 * 9 * channels * image.numel(), lambda: torch.nn.functional.conv2d(image, kernel, padding=1)
             ),
             attention=per_s(
-                4 * 2 * 4 * 256 * 256 * 64,
+                4 * q.numel() * q.shape[2],
                 lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q),
             ),
             overhead_ns=int(_seconds(lambda: tiny + tiny, device) * 1e9),
@@ -148,10 +163,10 @@ def _seconds(run: Callable[[], object], device: torch.device, least_s: float = 0
     """
 
     def once() -> float:
-        _wait(device)
+        if device.type == "cuda":
+            return cuda_ns(run) / 1e9
         start = time.perf_counter()
         run()
-        _wait(device)
         return time.perf_counter() - start
 
     once()
@@ -159,8 +174,3 @@ def _seconds(run: Callable[[], object], device: torch.device, least_s: float = 0
     while len(found) < 15 or time.perf_counter() < end:
         found.append(once())
     return min(found)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

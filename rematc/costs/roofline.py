@@ -18,6 +18,7 @@ from rematc import compat
 from rematc.costs.rates import Rates
 from rematc.storages import tensors
 
+SLOW = 0.5  # of the memory's rate
 SPECIAL = ("exp", "erf", "gelu", "silu", "tanh", "sigmoid", "sin", "cos", "log", "pow", "mish", "softplus")
 REDUCE = ("softmax", "norm", "sum", "mean", "var", "amax", "amin", "argmax", "max_pool", "avg_pool", "nll")
 GATHER = ("embedding", "index", "gather", "scatter", "dropout_backward", "sort", "topk")
@@ -45,7 +46,8 @@ def kernel_ns(
 
     Products, convolutions and attention are kernels of their own: ``time_of`` knows their time, if it was
     measured. What the others do within a kernel costs no traffic: the memory is read once and written
-    once, or the slow functions take longer.
+    once, or the slow functions take longer. What alone is nearly as fast as memory is not slow: how fast it
+    would be without is not known.
     """
     time_of = time_of or partial(runtime_ns, rates=rates)
     working = [n for n in nodes if not is_free(n)]
@@ -54,7 +56,7 @@ def kernel_ns(
     if not fused:
         return sum(alone)
     moved = sum(_nbytes(t) for n in values if n is not None for t in tensors(n.meta.get("val")))
-    slow = [n for n in fused if _byte_rate(str(n.target), rates) < rates.stream]
+    slow = [n for n in fused if _byte_rate(str(n.target), rates) < SLOW * rates.stream]
     computed = sum(bytes_moved(n) / _byte_rate(str(n.target), rates) for n in slow)
     return int(sum(alone) + rates.overhead_ns + max(moved / rates.stream, computed) * 1e9)
 

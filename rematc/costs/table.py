@@ -21,7 +21,7 @@ from rematc.costs.workspace import Taken, stays_unknown, taken
 
 log = logging.getLogger(__name__)
 
-FORMAT = "rematc.costs/2"
+FORMAT = "rematc.costs/3"
 TIME, WORKSPACE, RESULT = KINDS = "runtime_ns", "workspace_bytes", "result_bytes"
 UNKNOWN = (
     "what %s takes while it runs, beside its results, is not known, and not counted: leave reserve= for it, "

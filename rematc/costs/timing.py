@@ -17,6 +17,7 @@ import torch
 from rematc import compat
 from rematc.costs.call import Call
 from rematc.costs.made_up import arguments, check_room, may_run
+from rematc.costs.stopwatch import cuda_ns
 
 log = logging.getLogger(__name__)
 RUNS = 7
@@ -64,7 +65,7 @@ def _median_ns(call: Call) -> int:
     def run() -> object:
         return call.target(*args, **kwargs)
 
-    once = _cuda_ns if is_cuda else _cpu_ns
+    once = cuda_ns if is_cuda else _cpu_ns
     start = time.monotonic()
     once(run)
     taken: list[float] = []
@@ -77,13 +78,3 @@ def _cpu_ns(run: Callable[[], object]) -> float:
     start = time.perf_counter_ns()
     run()
     return time.perf_counter_ns() - start
-
-
-def _cuda_ns(run: Callable[[], object]) -> float:
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    before.record()
-    run()
-    after.record()
-    torch.cuda.synchronize()
-    return before.elapsed_time(after) * 1e6
