@@ -25,51 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tabulate import tabulate
+from torch._dynamo.backends.registry import lookup_backend
 
 import rematc
 from benchmarks.gpu_models import MODELS, Training, built, sqrt_of
+from benchmarks.gpu_rows import FREE, Row, claims, size_of, table
 from benchmarks.gpu_turns import Clock, Turns
 from benchmarks.llama import torchs_budget
 from benchmarks.machine import nothing_kept, write_results
 from benchmarks.models import resident_bytes
 from rematc.errors import format_bytes
 
-FREE = "no limit, Inductor alone"
+ROUNDS = 5
 SHARES = (0.5, 0.2, 0.8, 0.35, 0.1)  # of the way from where no plan reaches to the step without limit
 TORCH_S = (0.5, 0.0)
-ROUNDS = 5
 WARMUP = 3  # a first step compiles, a second may share the budget among several graphs
 SOLVE_S = 10.0
 GRACE_S = 10.0  # for a cell that began in time
-GOAL_RATIO, GOAL_LOWER = 1.03, 0.75
-
-
-@dataclass
-class Row:
-    """One way to run the step of a model. Bytes with all that is resident; ``note``: what failed.
-
-    ``first_bytes`` is the peak of the first step, compiling included, where the device tells.
-    """
-
-    model: str
-    name: str
-    resident_bytes: int
-    budget_bytes: int | None = None
-    predicted_bytes: int | None = None
-    measured_bytes: int | None = None
-    first_bytes: int | None = None
-    reserved_bytes: int | None = None
-    seconds: float | None = None
-    solve_s: float | None = None
-    first_step_s: float | None = None
-    note: str = ""
-
-    @property
-    def over(self) -> bool:
-        """Did the step take more than its budget?"""
-        taken = max(self.measured_bytes or 0, self.first_bytes or 0)
-        return self.budget_bytes is not None and taken > self.budget_bytes
 
 
 @dataclass
@@ -123,7 +95,8 @@ def _fill(row: Row, cell: Cell, training: Training, device: torch.device, turns:
     if cell.segment is not None:
         segments = training.checkpointed(cell.segment)
     with segments:
-        run = torch.compile(lambda **inputs: training.loss(model(**inputs)), backend=backend)
+        in_turn = turns.from_the_first_run(lookup_backend(backend) if isinstance(backend, str) else backend)
+        run = torch.compile(lambda **inputs: training.loss(model(**inputs)), backend=in_turn)
 
         def step() -> None:
             run(**training.inputs).backward()
@@ -131,11 +104,10 @@ def _fill(row: Row, cell: Cell, training: Training, device: torch.device, turns:
 
         try:
             row.first_step_s, row.first_bytes = _first(step, device)
-            with turns.mine():
-                for _ in range(WARMUP - 1):
-                    step()
-                found = rematc.measure(step, device=device, warmup=1)
-                row.seconds = seconds_of(step, device)
+            for _ in range(WARMUP - 1):
+                step()
+            found = rematc.measure(step, device=device, warmup=1)
+            row.seconds = seconds_of(step, device)
         except rematc.BudgetError as e:
             row.note = f"refused: needs {format_bytes(e.minimum_bytes)}"
             return
@@ -148,6 +120,7 @@ def _fill(row: Row, cell: Cell, training: Training, device: torch.device, turns:
             row.note = f"failed: {type(e).__name__}"  # a rival: BatchNorm in a compiled checkpoint, say
             return
         finally:
+            turns.give()
             model.zero_grad(set_to_none=True)
             _forget()
     if isinstance(backend, rematc.Backend):
@@ -204,54 +177,6 @@ def _forget() -> None:
         torch.cuda.empty_cache()
 
 
-def claims(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What the README claims: in words, measured, the goal, and whether it holds."""
-    ran = [r for r in rows if r.measured_bytes is not None]
-    ours = [
-        (r.budget_bytes, r.predicted_bytes, r.measured_bytes)
-        for r in ran
-        if r.budget_bytes and r.predicted_bytes and r.measured_bytes
-    ]
-    found = [
-        ("largest share of a budget used", [measured / budget for budget, _, measured in ours], 1.0),
-        ("measured peak, of that predicted", [measured / peak for _, peak, measured in ours], 1.0),
-        ("predicted peak, of that measured", [peak / measured for _, peak, measured in ours], GOAL_RATIO),
-        ("lowest peak above resident, of torch's budget's", list(_lowest_shares(ran)), GOAL_LOWER),
-    ]
-    return [
-        {"claim": c, "measured": max(m), "goal": goal, "holds": max(m) <= goal} for c, m, goal in found if m
-    ]
-
-
-def _lowest_shares(ran: Sequence[Row]) -> Iterator[float]:
-    for model in dict.fromkeys(r.model for r in ran):
-        here = [r for r in ran if r.model == model]
-        above = {r.name: (r.measured_bytes or 0) - r.resident_bytes for r in here}
-        torchs = [n for name, n in above.items() if name.startswith("torch's")]
-        ours = [n for name, n in above.items() if name.startswith("rematc")]
-        if torchs and ours:
-            yield min(ours) / min(torchs)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """For people; all that is resident counted in."""
-    base = {r.model: r.seconds for r in rows if r.name == FREE}
-    lines = [
-        (r.model, r.name, _size(r.budget_bytes), _size(r.predicted_bytes),
-         r.note or _size(r.measured_bytes), _size(r.reserved_bytes),
-         f"{r.seconds / b:.2f}x" if r.seconds and (b := base.get(r.model)) else "",
-         f"{r.solve_s:.1f} s" if r.solve_s is not None else "",
-         f"{r.first_step_s:.0f} s" if r.first_step_s is not None else "")
-        for r in rows
-    ]  # fmt: skip
-    head = ("", "", "budget", "predicted", "measured", "reserved", "step", "solve", "first step")
-    return tabulate(lines, headers=head, colalign=("left", "left", *("right",) * 7), disable_numparse=True)
-
-
-def _size(size: int | None) -> str:
-    return "" if size is None else format_bytes(size)
-
-
 def gpu_tests() -> tuple[int, str]:
     """Exit status and closing line of the tests that are marked gpu."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"]
@@ -291,13 +216,13 @@ def each_after_the_other(names: Sequence[str], minutes: float, turns: Turns, jso
     """The rows of all models; what is known by now is written after each."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clock, rows = Clock(minutes, len(names)), list[Row]()
-    with nothing_kept(), turns.for_ops():
+    with nothing_kept(), turns.for_costs():
         for model in names:
             clock.begin_model()
             training = built(model, device, large=device.type == "cuda")
             for row in rows_of(model, training, device, clock, turns):
                 rows.append(row)
-                print(f"{row.model}, {row.name}: {row.note or _size(row.measured_bytes)}", flush=True)
+                print(f"{row.model}, {row.name}: {row.note or size_of(row.measured_bytes)}", flush=True)
                 _write(json, rows)
     return rows
 

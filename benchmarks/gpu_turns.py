@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
-from rematc.costs import table
+from rematc.costs import rates, table
+
+Backend = Callable[..., Callable[..., Any]]
 
 
 class Clock:
@@ -37,27 +39,65 @@ class Clock:
 
 
 class Turns:
-    """The GPU for one process alone, while others that were given the same ``path`` compile."""
+    """The GPU for one process alone, while others that were given the same ``path`` compile.
+
+    A GPU that several use at once goes from one to the other in slices, and what is timed meanwhile, by
+    rematc, by Inductor where it tunes kernels, or here, is worth nothing.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self.held: IO[str] | None = None
+
+    def take(self) -> None:
+        """Wait for the others; until `give` they wait."""
+        if self.path is not None and self.held is None:
+            self.held = self.path.open("w")
+            fcntl.flock(self.held, fcntl.LOCK_EX)
+
+    def give(self) -> None:
+        """Let the others go on."""
+        if self.held is not None:
+            self.held.close()
+            self.held = None
 
     @contextmanager
     def mine(self) -> Iterator[None]:
-        """Wait for the others; inside they wait."""
-        if self.path is None:
+        """Inside the others wait; what was taken before is not given."""
+        had = self.held is not None
+        self.take()
+        try:
             yield
-            return
-        with self.path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        finally:
+            if not had:
+                self.give()
+
+    def from_the_first_run(self, backend: Backend) -> Backend:
+        """Compiles as ``backend`` does; who runs the code takes his turn, and has to give it."""
+
+        def compiling(gm: Any, inputs: Any, **settings: Any) -> Callable[..., Any]:
+            compiled = backend(gm, inputs, **settings)
+
+            def run(*args: Any) -> Any:
+                self.take()
+                return compiled(*args)
+
+            return run
+
+        return compiling
+
+    @contextmanager
+    def for_costs(self) -> Iterator[None]:
+        """Inside, rematc measures in turn too: rates, and what ops take."""
+
+        def in_turn(measure: Callable[..., Any]) -> Callable[..., Any]:
+            def measured(*args: Any) -> Any:
+                with self.mine():
+                    return measure(*args)
+
+            return measured
+
+        with ExitStack() as stack:
+            for home, name in ((rates, "calibrate"), (table, "timings"), (table, "taken")):
+                stack.enter_context(mock.patch.object(home, name, in_turn(getattr(home, name))))
             yield
-
-    def for_ops(self) -> AbstractContextManager[Any]:
-        """Inside, rematc times ops in turn too."""
-        time_ops = table.timings
-
-        def timings(*args: Any) -> Any:
-            with self.mine():
-                return time_ops(*args)
-
-        return mock.patch.object(table, "timings", timings)

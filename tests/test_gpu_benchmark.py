@@ -12,8 +12,9 @@ import torch
 
 import rematc
 from benchmarks import gpu
-from benchmarks.gpu import FREE, Cell, Row, claims, table
+from benchmarks.gpu import Cell
 from benchmarks.gpu_models import MODELS, Segment, Training, built, sqrt_of
+from benchmarks.gpu_rows import FREE, Row, claims, table
 from benchmarks.gpu_turns import Clock
 from rematc import options
 
