@@ -36,7 +36,7 @@ class Arguments:
         others = [t for t in self.tensors if id(t) not in numbers]
         return {**self._known.storages(kept), **dict(storages(others))}
 
-    @property
+    @cached_property
     def cuda(self) -> torch.device | None:
         """The CUDA device that they are on, if any is."""
         return next((t.device for t in self.tensors if t.is_cuda), None)

@@ -6,6 +6,7 @@ No other file reaches below torch's public surface. Nothing of Inductor is loade
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -550,6 +551,7 @@ def scheduled(lowering: Any) -> list[Any]:
     return list(lowering.scheduler.nodes)
 
 
+@functools.cache  # it tells of each block that there is
 def has_expandable_segments() -> bool:
     """Does CUDA's allocator grow its segments, as PYTORCH_CUDA_ALLOC_CONF may ask for?"""
     with suppress(RuntimeError):  # another allocator may tell nothing

@@ -98,8 +98,8 @@ class Compiled:
     ``outside``: what surveys of its steps found by now. ``surveys`` of steps that it begins were
     made, ``tries`` begun. ``results_left_bytes``: of its results, while calls before it go back.
     ``passing_bytes``: results of earlier steps that go when this one has new ones. ``known``: the storages of
-    what it trains. ``looks``: how often its passes were watched; ``ran`` is the code
-    that ran last, ``ran_in`` the step in which that ran first.
+    what it trains. It was watched in ``looks`` steps, the last of them ``looked_in``;
+    ``ran`` is the code that ran last, ``ran_in`` the step in which that ran first.
     """
 
     def __init__(self, compile: Compile, made: Made) -> None:
@@ -107,7 +107,7 @@ class Compiled:
         self.outside, self.surveys, self.tries = made.outside, 0, 0
         self.results_left_bytes = self.passing_bytes = 0
         self.known = Known()
-        self.looks = self.ran_in = 0
+        self.looks = self.looked_in = self.ran_in = 0
         self.ran: Callable[..., Any] | None = None
         self.options: list[Option] = []  # once they were searched
         self.is_chosen = True

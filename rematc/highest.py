@@ -14,7 +14,7 @@ class Highest:
     _all: ClassVar[weakref.WeakSet[Highest]] = weakref.WeakSet()
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self._seen = device, 0
+        self.device, self._seen = _with_index(device), 0
         self.begin_anew()
         self._all.add(self)
 
@@ -30,8 +30,14 @@ class Highest:
 
 def forget(device: torch.device) -> None:
     """Have torch begin anew; who asked before does not lose what was."""
+    device = _with_index(device)
     peak = torch.cuda.max_memory_allocated(device)
     for other in Highest._all:
         if other.device == device:
             other._seen = max(other._seen, peak)
     torch.cuda.reset_peak_memory_stats(device)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """``cuda`` is the one that is current now."""
+    return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device

@@ -17,6 +17,7 @@ from rematc.capture import Capture
 from rematc.costs import Prices
 from rematc.fuse import Kernel, fuse
 from rematc.garbage import garbage_waits
+from rematc.over import over
 from rematc.passes import split
 from rematc.passes.replay import STEP, Place
 from rematc.problem import OpCost, Problem
@@ -50,7 +51,9 @@ def _as_traced(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def backward(args: list[Any]) -> Any:
         with compat.autocast_off():
-            return run(args)
+            results = run(args)
+        over()
+        return results
 
     backward._boxed_call = True  # type: ignore[attr-defined]
     return backward

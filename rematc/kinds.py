@@ -26,7 +26,8 @@ class Kind(Generic[G]):
 
     The first ``carried`` of them ran forward before the step began, and went back in it. ``in_turns``: it is
     of a pipeline. ``others`` were open when it was over; ``beside_bytes`` is what others take while it runs,
-    and ``staying_bytes`` the most that results of earlier batches of a pipeline did.
+    and ``staying_bytes`` the most that results of earlier batches of a pipeline did. ``unknown_bytes``: on a
+    GPU when the last one began, beside what is known.
     """
 
     calls: list[Call[G]]
@@ -35,6 +36,7 @@ class Kind(Generic[G]):
     others: list[Call[G]] = field(default_factory=list)
     beside_bytes: int = 0
     staying_bytes: int = 0
+    unknown_bytes: int = 0
 
     @property
     def first_graph(self) -> G:

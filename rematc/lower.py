@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from rematc import compat
+from rematc.over import over
 
 
 def op_by_op(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
@@ -25,7 +26,9 @@ def op_by_op(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]
         for i in unread:  # a value is let go of at its last use, and these have none
             args[i] = None
         with compat.autocast_off():
-            return boxed(args)
+            results = boxed(args)
+        over()
+        return results
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -22,7 +22,7 @@ from rematc.costs import Call, Taken
 from rematc.errors import CaptureError
 from rematc.rounding import Rounding, exactly
 from rematc.storages import storages
-from rematc.tuning import kernels_of, written_over
+from rematc.tuning import Kernel, kernels_of, started
 
 Measure = Callable[[Sequence[Call]], Mapping[Hashable, Taken]]
 BUFFER = "buf"  # what Inductor calls the tensors that its code makes
@@ -32,16 +32,22 @@ NOT_KNOWN = (
 )
 
 
+class _Tuned(NamedTuple):
+    """A Triton kernel runs for the first time: bytes of what it writes over, see `rematc.tuning`."""
+
+    sizes: Sequence[int]
+    has_to_fit: bool
+
+
 class _Moment(NamedTuple):
     """A statement: the storages that something holds from then on, with their bytes; those let go of; its
-    calls of torch's ops, each with the storages that it made; and, if a Triton kernel first runs, the bytes
-    of what that writes over.
+    calls of torch's ops, each with the storages that it made; and what a Triton kernel is tuned with.
     """
 
     held: Sequence[tuple[int, int]] = ()
     released: Sequence[int] = ()
     calls: Sequence[tuple[Call, dict[int, int]]] = ()
-    tuned: Sequence[int] | None = None
+    tuned: _Tuned | None = None
 
 
 class Rehearsal:
@@ -139,23 +145,22 @@ class Rehearsal:
                 scratch = max(scratch, self.cache_bytes + self._copied(moment.tuned))
             self.peak_bytes = max(self.peak_bytes, self.live_bytes + scratch)
 
-    def _copied(self, sizes: Sequence[int]) -> int:
-        """Of copies, those that fit in below the peak by now, one after the other."""
+    def _copied(self, tuned: _Tuned) -> int:
+        """Bytes of copies; where they have to fit in below the peak by now, of those that do, in turn."""
+        if not tuned.has_to_fit:
+            return sum(tuned.sizes)
         room = left = self.peak_bytes - self.live_bytes
-        for size in sizes:
+        for size in tuned.sizes:
             left -= size if size <= left else 0
         return room - left
 
-    def _tuned(
-        self, kernels: dict[str, tuple[int, ...]], statement: ast.stmt, names: _Names
-    ) -> Sequence[int] | None:
-        """See `_Moment`; a kernel is tuned once, and then taken from ``kernels``."""
-        found = written_over(kernels, statement) if kernels else None
-        if found is None or found[0] not in kernels:
+    def _tuned(self, kernels: dict[str, Kernel], statement: ast.stmt, names: _Names) -> _Tuned | None:
+        """What tuning the kernel copies that a statement runs; one of ``kernels`` is tuned once, and gone."""
+        if (found := started(kernels, statement)) is None:
             return None
-        name, over = found
-        del kernels[name]
-        return [size for n in over for _, size in self._counted(names.held.get(n), there=True)]
+        name, written = found
+        sizes = [size for n in written for _, size in self._counted(names.held.get(n), there=True)]
+        return _Tuned(sizes, kernels.pop(name).has_to_fit)
 
     def _made(self, target: Any, given: tuple[Any, Any], result: Any) -> dict[int, int]:
         """The storages that an op made, with their bytes."""

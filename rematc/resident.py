@@ -14,6 +14,7 @@ from rematc.capture import Capture
 from rematc.errors import OptionError
 from rematc.graph import COLLECTIVES, Graph
 from rematc.highest import forget
+from rematc.rounding import as_cuda
 
 
 def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) -> int:
@@ -143,7 +144,7 @@ def bytes_beside_new(leaves: Iterable[torch.Tensor], accumulate: bool | None) ->
     if accumulate is False:
         return 0
     there = [p for p in leaves if accumulate or p.grad is not None]
-    counted = {id(p): p.numel() * p.element_size() for p in there if p.grad is None or not p.is_cuda}
+    counted = {id(p): _given_bytes(p) for p in there if p.grad is None or not p.is_cuda}
     return sum(counted.values())
 
 
@@ -171,7 +172,13 @@ def _parameters(inputs: list[Any]) -> list[torch.Tensor]:
 
 def _state_bytes(optimizer: Any) -> int:
     held = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    return sum(t.numel() * t.element_size() for t in held)
+    return sum(map(_given_bytes, held))
+
+
+def _given_bytes(tensor: torch.Tensor) -> int:
+    """For one of such a size, by the allocator of its device."""
+    size = tensor.numel() * tensor.element_size()
+    return as_cuda(size) if tensor.device.type == "cuda" else size
 
 
 def _on_cuda(optimizer: Any) -> bool:

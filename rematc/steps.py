@@ -29,7 +29,7 @@ from rematc.resident import bytes_beside_new, gradient_bytes, optimizer_bytes
 from rematc.share import Turn, Use, beside, needed, share, smallest, turns
 from rematc.storages import storages
 from rematc.surveys import Surveys
-from rematc.watch import Gpu, unknown_bytes
+from rematc.watch import Gpu
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +112,7 @@ class Steps:
     def _begin(self, graph: Compiled, args: Arguments) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
         if self.calls.begins():
+            self.gpu.begin(args)
             if args.are_from_eager_code:
                 self.say_once(EAGER)
             if self.calls.is_retraced:
@@ -127,10 +128,9 @@ class Steps:
             if graph in self.calls.graphs:
                 self._look_around(graph, args, left)
                 self._plan_together(left)
-                self.gpu.begin(args, self.resident_bytes())
             else:
                 self._plan_alone(graph, args, held, left)
-                self.gpu.begin(args, graph.beside_bytes)
+                self.gpu.miss(graph.beside_bytes - self.options.reserve_bytes)
         if not graph.is_chosen and graph in self.calls.graphs:
             self._choose(graph, args.values)
 
@@ -150,7 +150,8 @@ class Steps:
         gradients = max(made.accumulated_bytes, bytes_beside_new(args.leaves, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
-        more = max(more, unknown_bytes(args, graph.beside_bytes + left, self.options.accumulate))
+        known = graph.beside_bytes + left
+        more = max(more, self.gpu.unknown_bytes(args, known, self.options.accumulate))
         if not more and passing == graph.passing_bytes and graph.outside == made.outside:
             return
         text = "%s more are resident from now on: gradients that accumulate, results that are held, a loss"
@@ -192,11 +193,16 @@ class Steps:
             graph.leave_open(self.options.solve)
 
     def _look_around(self, graph: Compiled, args: Arguments, left: int) -> None:
-        """What is on the GPU, beside what steps that begin with ``graph`` are known to find there?"""
-        kinds = [k for k in self.calls.kinds.values() if k.first_graph is graph] or self.calls.kinds.values()
-        known = min(sum(kind.read.values()) + kind.beside_bytes for kind in kinds)
-        if self.gpu.look(args, known + left, self.options.accumulate):
-            self.state = ([], 0)  # what was kept free for it may be there by now
+        """What is on a GPU, beside what steps that begin with ``graph`` are known to find there?"""
+        if self.gpu.there_bytes is None:
+            return
+        begun = [kind for kind in self.calls.kinds.values() if kind.first_graph is graph]
+        kept_free = self._kept_free()
+        for kind in begun:
+            known = sum(kind.read.values()) + kind.beside_bytes + kept_free + left
+            kind.unknown_bytes = self.gpu.unknown_bytes(args, known, self.options.accumulate)
+        planned = max(map(self._resident_in, begun or self.calls.kinds.values())) + self.state[1]
+        self.gpu.miss(planned)
 
     def _more_is_left(self, left: int) -> bool:
         """Are there more results of calls that went back than was known: ``left`` now, or in each step?"""
@@ -252,7 +258,7 @@ class Steps:
         steps = []
         for kind in self.calls.kinds.values():
             forward, backward = ([numbers[c.graph] for c in calls] for calls in (kind.calls, kind.backward))
-            less = resident - self._resident_in(kind) - self.gpu.unknown_bytes - self._kept_free()
+            less = resident - self._resident_in(kind) - self._kept_free()
             twice = [kind.twice_bytes(t) for t in range(len(backward))]
             steps.append(turns(forward, backward, less, twice, carried=kind.carried))
         return steps
@@ -275,7 +281,7 @@ class Steps:
         what is kept free.
         """
         there = max(map(self._resident_in, self.calls.kinds.values()))
-        return there + self.gpu.unknown_bytes + self._kept_free()
+        return there + self._kept_free()
 
     def _kept_free(self) -> int:
         """For what rematc can't see, and for the optimizer's state of all that is trained: one graph may be
@@ -295,7 +301,7 @@ class Steps:
         leaves = [leaf() for call in kind.calls for leaf in call.leaves]
         # In turns, the gradients of a call that went back meet as many calls that are open as ever.
         gradients = gradient_bytes(leaves, kind.in_turns or self.options.accumulate)
-        return sum(kind.read.values()) + gradients + kind.beside_bytes
+        return sum(kind.read.values()) + gradients + kind.beside_bytes + kind.unknown_bytes
 
 
 def _settled(

@@ -25,7 +25,7 @@ NOT_ASKED = "    if not whole and not any(_is_asked_for(n) for n in joint.graph.
 COPIED = "{n: self._copied(n, reader) for n in node.all_input_nodes if n in self.nodes}"
 HIGHER_ORDER = '        return "effect: a higher-order op, its body is not looked into"\n'
 OTHERS = "        others = kept_beside(dict(storages(inputs)), self.calls.open)\n"
-KINDS = "            if graph in self.calls.graphs:\n                self._plan_together(left)"
+KINDS = "            if graph in self.calls.graphs:\n                self._look_around(graph, args, left)\n"
 LOWERED = "        if not any([graph.lower(number) for graph, number in zip(graphs, choice, strict=True)]):\n"
 
 FAULTS: list[tuple[Fault, str]] = [

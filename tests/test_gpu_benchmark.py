@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,3 +115,13 @@ def test_the_most_telling_comes_first() -> None:
     assert names[0] == FREE and names[1].startswith("rematc") and len(names) == 10
     assert sum(name.startswith("rematc") for name in names) == 5
     assert len(list(gpu.cells(replace(training, chains=())))) == 9
+
+
+def test_a_process_that_fails_is_told_from_one_that_had_no_time() -> None:
+    def ended(code: str, seconds: float) -> str:
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+        return gpu._ended(process, time.monotonic() + seconds)
+
+    assert ended("", 60) == ended(f"exit({gpu.OVER})", 60) == ""
+    assert ended("exit(1)", 60) == "failed: exit status 1"
+    assert ended("input()", 0) == "not run: no time left"

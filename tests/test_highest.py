@@ -15,6 +15,7 @@ class Allocator:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.peak = 0
+        monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
         monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda _: self.peak)
         monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda _: self.be(self.now, self.now))
 
@@ -30,10 +31,10 @@ def test_who_asked_first_does_not_lose_what_was(monkeypatch: pytest.MonkeyPatch)
     assert first.read() == 10
     allocator.be(70)
     allocator.be(20)
-    second = Highest(CUDA)
+    second = Highest(torch.device("cuda:0"))  # the same
     allocator.be(30)
     assert (first.read(), second.read()) == (70, 30)
-    forget(CUDA)
+    forget(torch.device("cuda:0"))
     allocator.be(5)
     assert (first.read(), second.read()) == (70, 30)
     first.begin_anew()

@@ -75,7 +75,7 @@ def test_blocks_that_choose_a_device_are_opened_and_streams_are_silent() -> None
 
 
 KERNEL = """{0} = async_compile.triton('{0}', '''
-inductor_meta={{'mutated_arg_names': ['in_out_ptr0'], 'no_x_dim': False}}
+inductor_meta={{'mutated_arg_names': ['in_out_ptr0'], 'optimize_mem': {1}}}
 @triton.jit
 def {0}(in_out_ptr0, in_ptr0, xnumel, XBLOCK : tl.constexpr):
     pass
@@ -83,9 +83,9 @@ def {0}(in_out_ptr0, in_ptr0, xnumel, XBLOCK : tl.constexpr):
 """
 
 
-def tuned(*lines: str) -> int:
+def tuned(*lines: str, has_to_fit: bool = True) -> int:
     """The peak of these lines, where kernels are tuned on a card whose cache has 100 bytes."""
-    kernels = "".join(KERNEL.format(f"triton_{n}") for n in range(2))
+    kernels = "".join(KERNEL.format(f"triton_{n}", has_to_fit) for n in range(2))
     code = kernels + "def call(args):\n" + "".join(f"    {line.strip()}\n" for line in lines)
     rehearsal = Rehearsal((), cache_bytes=100)
     rehearsal.play(code, [])
@@ -103,6 +103,11 @@ def test_what_it_writes_over_is_copied_where_that_fits_in_below_the_peak_by_then
     first, second = (f"triton_{n}.run(a, b, 8, stream=stream0)" for n in range(2))
     assert tuned(made("a", 8), made("b", 4), first, second, "return (a, )") == 112 + 8
     assert tuned(made("a", 108), made("b", 4), first, second, "return (a, )") == 108 + 4 + 100
+
+
+def test_in_a_forward_pass_it_is_copied_in_any_case() -> None:
+    run = "triton_0.run(a, b, 8, stream=stream0)"
+    assert tuned(made("a", 108), made("b", 4), run, "return (a, )", has_to_fit=False) == 2 * 108 + 4 + 100
 
 
 def test_what_an_op_of_torch_returns_is_counted_as_a_tuple_until_that_is_gone() -> None:

@@ -16,7 +16,7 @@ from rematc.pure import is_declared
 
 # So begin names of memory that another kernel of a library laid out, as of a recurrent net.
 LAID_OUT = ("workspace", "reserve")
-DROPOUT = "dropout_p"
+DROPOUT, DRAWN_FROM = "dropout_p", ("philox", "rng_state")
 
 
 def may_run(call: Call) -> bool:
@@ -58,7 +58,7 @@ def arguments(call: Call) -> tuple[Any, Any]:
     """
     args, kwargs = made_up((call.args, call.kwargs))
     names = [a.name for a in compat.schema(call.target).arguments] if call.is_of_torch else []
-    if not any(name.startswith("philox") for name in names):
+    if not any(name.startswith(DRAWN_FROM) for name in names):
         return args, kwargs
     args = tuple(0.0 if name == DROPOUT else arg for name, arg in zip(names, args, strict=False))
     return args, kwargs | dict.fromkeys(kwargs.keys() & {DROPOUT}, 0.0)

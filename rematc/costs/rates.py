@@ -164,7 +164,7 @@ def _seconds(run: Callable[[], object], device: torch.device, least_s: float = 0
 
     def once() -> float:
         if device.type == "cuda":
-            return cuda_ns(run) / 1e9
+            return cuda_ns(run, device) / 1e9
         start = time.perf_counter()
         run()
         return time.perf_counter() - start

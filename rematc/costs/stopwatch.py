@@ -9,14 +9,15 @@ import torch
 ENOUGH_NS, MOST = 1_000_000, 50  # of runs in a row, and how many
 
 
-def cuda_ns(run: Callable[[], object]) -> float:
+def cuda_ns(run: Callable[[], object], device: torch.device) -> float:
     """Nanoseconds of one run of ``run``, from several in a row: alone it would have to wait for its launch.
 
     What is shorter than its launch, some 5,000 ns, takes as long as that.
     """
-    first = _each_ns(run, 1)
-    times = min(MOST, int(ENOUGH_NS / max(1.0, first)))
-    return _each_ns(run, times) if times > 1 else first
+    with torch.cuda.device(device):
+        first = _each_ns(run, 1)
+        times = min(MOST, int(ENOUGH_NS / max(1.0, first)))
+        return _each_ns(run, times) if times > 1 else first
 
 
 def _each_ns(run: Callable[[], object], times: int) -> float:

@@ -60,17 +60,19 @@ def _undisturbed() -> Iterator[None]:
 def _median_ns(call: Call) -> int:
     check_room(call)
     args, kwargs = arguments(call)
-    is_cuda = any(t.is_cuda for t in call.tensors())
+    device = next((t.device for t in call.tensors() if t.is_cuda), None)
 
     def run() -> object:
         return call.target(*args, **kwargs)
 
-    once = cuda_ns if is_cuda else _cpu_ns
+    def once() -> float:
+        return _cpu_ns(run) if device is None else cuda_ns(run, device)
+
     start = time.monotonic()
-    once(run)
+    once()
     taken: list[float] = []
     while len(taken) < RUNS and (not taken or time.monotonic() - start < ENOUGH_S):
-        taken.append(once(run))
+        taken.append(once())
     return max(1, int(statistics.median(taken)))
 
 
