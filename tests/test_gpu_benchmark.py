@@ -119,8 +119,8 @@ def test_the_most_telling_comes_first() -> None:
 
 def test_a_process_that_fails_is_told_from_one_that_had_no_time() -> None:
     def ended(code: str, seconds: float) -> str:
-        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-        return gpu._ended(process, time.monotonic() + seconds)
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+            return gpu._ended(process, time.monotonic() + seconds)
 
     assert ended("", 60) == ended(f"exit({gpu.OVER})", 60) == ""
     assert ended("exit(1)", 60) == "failed: exit status 1"
