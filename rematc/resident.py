@@ -20,7 +20,7 @@ from rematc.rounding import as_cuda
 def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) -> int:
     """Bytes resident before the graph runs: on CUDA as the allocator says, else its inputs and the others."""
     if device.type == "cuda":
-        _wake_libraries(device)
+        wake_libraries(device)
         return allocated_bytes(device)
     inputs = sum(graph.storage_bytes[s] for s in graph.resident)
     return others_bytes + inputs + _in_flight_bytes(graph)
@@ -41,7 +41,7 @@ def forget_peak(device: torch.device) -> None:
 _AWAKE: set[tuple[int, torch.device]] = set()  # threads, and devices
 
 
-def _wake_libraries(device: torch.device) -> None:
+def wake_libraries(device: torch.device) -> None:
     """Have cuBLAS take what it keeps for good, 32 MiB on an H100 in each thread that calls it.
 
     So in this one and in autograd's: it would do so in the first step, after what is resident was read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rematc
+from rematc import compat
 from rematc.arguments import Arguments
 from rematc.highest import Highest
 from rematc.measure import measure
+from rematc.resident import wake_libraries
 from rematc.watch import UNIT_BYTES, Gpu
 from tests.blocks import Model, batch, count_compiles, made, peak, step_of
 
@@ -138,6 +141,25 @@ def test_an_optimizer_s_state_counts_once(is_made: bool, monkeypatch: pytest.Mon
         model.zero_grad(set_to_none=True)
         told.bytes = 3 * weights + 4 * 256 * 32
     assert backend.resident_bytes <= told.bytes + UNIT_BYTES
+
+
+def test_libraries_take_what_they_keep_once_in_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, made, ones = torch.device("cpu"), list[Tensor](), torch.ones
+
+    def counted(*args: Any, **kwargs: Any) -> Tensor:
+        made.append(ones(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr("rematc.resident._AWAKE", set())
+    monkeypatch.setattr(torch, "ones", counted)
+    with compat.fake_tensors(), torch.no_grad():
+        for _ in range(2):
+            wake_libraries(device)
+    assert len(made) == 2 and all(x.grad is not None and not compat.is_fake(x) for x in made)
+    thread = Thread(target=wake_libraries, args=(device,))
+    thread.start()
+    thread.join()
+    assert len(made) == 4
 
 
 class Block(nn.Module):
