@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+CUT = "  the clock ended the search: another run, or a machine with less to do, may find a smaller budget.\n"
 OUTSIDE = "what is taken outside of the graph"  # a loss, say, as it stands among values
 
 
@@ -36,7 +37,8 @@ class BudgetError(RematcError):
     can do with less than, with the backward ops in the order chosen (0: nothing is), ``budget_bytes`` what
     was asked, ``step`` the op at which that plan peaks (or what runs, where several graphs share the budget),
     and ``largest`` the three largest values alive there, as (name, bytes), largest first. ``advice`` is what
-    else to try. ``plan`` is that plan, where one process solves and refuses (it is not pickled), else None.
+    else to try. ``was_cut``: the clock ended the search. ``plan`` is that plan, where one process solves and
+    refuses (it is not pickled), else None.
 
     >>> raise BudgetError(100, 120, step="mm_4", largest=(("relu", 64),))
     Traceback (most recent call last):
@@ -53,6 +55,7 @@ class BudgetError(RematcError):
         resident_bytes: int = 0,
         bound_bytes: int = 0,
         advice: str = "",
+        was_cut: bool = False,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.minimum_bytes = minimum_bytes
@@ -60,7 +63,7 @@ class BudgetError(RematcError):
         self.largest = largest
         self.resident_bytes = resident_bytes
         self.bound_bytes = bound_bytes
-        self.advice = advice
+        self.advice, self.was_cut = advice, was_cut
         self.plan: Any = None
         is_proven = bound_bytes > budget_bytes
         asked = format_bytes(budget_bytes)
@@ -78,6 +81,7 @@ class BudgetError(RematcError):
             f"{proven}.\n"
             f"  in the way: {step}, where that plan peaks; "
             f"largest alive there: {alive or 'nothing'}.\n"
+            f"{CUT if was_cut else ''}"
             f"  what to try: budget={minimum_bytes}, {advice}{inside}a smaller batch or sequence, "
             f"a lower precision, or a smaller reserve."
         )
@@ -91,6 +95,7 @@ class BudgetError(RematcError):
             self.resident_bytes,
             self.bound_bytes,
             self.advice,
+            self.was_cut,
         )
 
 
@@ -102,6 +107,7 @@ def _rebuild(
     resident: int,
     bound: int,
     advice: str,
+    was_cut: bool,
 ) -> BudgetError:
     return BudgetError(
         budget,
@@ -111,6 +117,7 @@ def _rebuild(
         resident_bytes=resident,
         bound_bytes=bound,
         advice=advice,
+        was_cut=was_cut,
     )
 
 

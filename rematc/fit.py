@@ -153,7 +153,8 @@ def _smallest(
         lowest = min(lowest, other, key=lambda f: f.plan.peak_bytes)
     if _fits(lowest):
         return lowest
-    raise refusal(lowest.problem, lowest.plan, bound_bytes=0) from None
+    told = replace(lowest.plan, notes=tuple(dict.fromkeys((*lowest.plan.notes, *floor.notes))))
+    raise refusal(lowest.problem, told, bound_bytes=0) from None
 
 
 def _lowest(problem: Problem, options: SolveOptions, solver: _Solver) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from dataclasses import replace
@@ -11,6 +12,7 @@ from threading import Event, Thread
 import pytest
 
 from benchmarks import corpus
+from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -147,6 +149,19 @@ def test_a_plan_says_that_the_clock_cut_it(monkeypatch: pytest.MonkeyPatch) -> N
     problem = corpus.load("gpt2_4")
     plan = solved(problem.with_budget(problem.base_bytes + 9_046_058_240), 60.0)
     assert CUT in plan.notes
+
+
+def test_a_refusal_says_so_too_and_so_does_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = corpus.load("gpt2_4").with_budget(1)
+    with pytest.raises(BudgetError) as whole:
+        solved(problem, 60.0)
+    assert not whole.value.was_cut and "the clock ended" not in str(whole.value)
+    monkeypatch.setattr(import_module(CLOCK), "GUARD", 0.0)
+    with pytest.raises(BudgetError) as cut:
+        solved(problem, 60.0)
+    assert cut.value.was_cut and CUT in cut.value.plan.notes
+    for error in (cut.value, copy.copy(cut.value)):
+        assert "the clock ended the search: another run" in str(error)
 
 
 def test_each_thread_has_a_clock_of_its_own() -> None:

@@ -68,7 +68,12 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     limit_s = options.for_ops(len(problem.graph.ops))
     with garbage_waits(), counted(limit_s) as clock:
         find = _not_keeping if shared(problem.graph) else _plan
-        plan = find(problem, options)
+        try:
+            plan = find(problem, options)
+        except BudgetError as e:
+            if not clock.was_cut:
+                raise
+            raise refusal(problem, replace(e.plan, notes=(*e.plan.notes, CUT)), e.bound_bytes) from None
         if clock.was_cut:
             plan = replace(plan, notes=(*plan.notes, CUT))
         plan = replace(plan, strategy="rematc", solve_s=round(time.monotonic() - started, 3))
@@ -244,7 +249,10 @@ def _fallen_back(plan: Plan) -> Plan:
 
 
 def refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
-    """What to say when nothing fits: ``floor`` is the plan with the lowest peak that was found."""
+    """What to say when nothing fits: ``floor`` is the plan with the lowest peak that was found.
+
+    Where the clock ended that search, as a note of it says, so does the error.
+    """
     profile: Profile = simulate(problem, floor)
     assert problem.budget_bytes is not None
     error = BudgetError(
@@ -255,6 +263,7 @@ def refusal(problem: Problem, floor: Plan, bound_bytes: int) -> BudgetError:
         resident_bytes=problem.resident_bytes,
         bound_bytes=bound_bytes,
         advice=advice(problem.graph),
+        was_cut=CUT in floor.notes,
     )
     error.plan = replace(floor, strategy="rematc", status="feasible")
     return error
