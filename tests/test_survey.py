@@ -86,7 +86,7 @@ def test_on_cuda_it_is_what_the_allocator_counts() -> None:
         mock.patch.object(torch.cuda, "max_memory_allocated", return_value=190),
         mock.patch.object(torch.cuda, "reset_peak_memory_stats") as reset,
     ):
-        survey = Survey(CudaMeter(torch.device("cuda")), over)
+        survey = Survey(CudaMeter(torch.device("cuda", 0)), over)
         survey.forward_ends()
         survey.backward_begins(0, [bytes_of(10)])
     assert over.call_count == 1 and reset.called  # it is over when its last graph is through

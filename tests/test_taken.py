@@ -91,7 +91,7 @@ def test_on_cuda_it_is_what_an_op_asks_of_the_allocator() -> None:
     counts = [{"requested_bytes.all.current": 1000}]
     counts += [{"requested_bytes.all.peak": 1700}, {"requested_bytes.all.current": 1100}]
     with (
-        mock.patch("rematc.costs.workspace._cuda_device", return_value=torch.device("cuda")),
+        mock.patch("rematc.costs.workspace._cuda_device", return_value=torch.device("cuda", 0)),
         mock.patch.object(torch.random, "fork_rng"),
         mock.patch.object(torch.cuda, "max_memory_allocated", return_value=0),
         mock.patch.object(torch.cuda, "reset_peak_memory_stats") as reset,
