@@ -42,7 +42,7 @@ _AWAKE: set[tuple[int, torch.device]] = set()  # threads, and devices
 
 
 def wake_libraries(device: torch.device) -> None:
-    """Have cuBLAS take what it keeps for good, 32 MiB on an H100 in each thread that calls it.
+    """Have cuBLAS take what it keeps for good, 32 MiB on an H200 in each thread that calls it.
 
     So in this one and in autograd's: it would do so in the first step, after what is resident was read.
     """

@@ -66,6 +66,13 @@ def test_slow_functions_take_their_time_in_a_kernel_too() -> None:
     assert nothing_moved == runtime_ns(node, RATES)
 
 
+def test_a_function_that_is_nearly_as_fast_as_memory_takes_no_time_in_a_kernel() -> None:
+    node = op(ops_of(lambda x: (x + 1).tanh(), leaf(1000, 1000)), "tanh")
+    near, far = (replace(RATES, special=share * RATES.stream) for share in (0.6, 0.4))
+    assert kernel_ns([node], [], near) == RATES.overhead_ns
+    assert kernel_ns([node], [], far) == runtime_ns(node, far) > RATES.overhead_ns
+
+
 def test_a_product_is_a_kernel_of_its_own_and_views_are_none() -> None:
     nodes = ops_of(lambda x: x @ x.t(), leaf(64, 64))
     product = op(nodes, "mm")

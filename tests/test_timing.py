@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 import rematc
 from rematc.costs import Call, Table, made_up, table, time_ops, timing
 from rematc.costs.roofline import is_free
+from rematc.costs.stopwatch import cuda_ns
 from rematc.costs.workspace import Taken, taken
 from rematc.options import Options
 from rematc.pose import pose
@@ -61,6 +63,33 @@ def test_timing_leaves_the_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     assert timing.timings([(Call(aten.native_dropout.default, (torch.ones(9), 0.5, True), {}), 0)], 60.0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Event:
+    """Of a GPU on which each run takes 10,000 ns, and to launch the first of some another 90,000."""
+
+    runs = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at_ns = Event.runs * 10_000
+
+    def elapsed_time(self, other: Event) -> float:
+        return (other.at_ns - self.at_ns + 90_000) / 1e6
+
+
+def test_on_a_gpu_an_op_is_timed_in_a_row_or_its_launch_would_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        Event.runs += 1
+
+    monkeypatch.setattr(Event, "runs", 0)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(device))
+    assert cuda_ns(run, torch.device("cuda", 0)) == pytest.approx(10_000 + 90_000 / 10)
+    assert Event.runs == 1 + 10
 
 
 Timed = list[tuple[Hashable, int]]

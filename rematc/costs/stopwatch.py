@@ -12,7 +12,7 @@ ENOUGH_NS, MOST = 1_000_000, 50  # of runs in a row, and how many
 def cuda_ns(run: Callable[[], object], device: torch.device) -> float:
     """Nanoseconds of one run of ``run``, from several in a row: alone it would have to wait for its launch.
 
-    What is shorter than its launch, some 5,000 ns, takes as long as that.
+    What is shorter than its launch takes as long as that.
     """
     with torch.cuda.device(device):
         first = _each_ns(run, 1)
