@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from benchmarks.machine import write_results
 from benchmarks.plot import plot
-from benchmarks.sweep import BUDGETS, Facts, Row, Settings, best_baseline, facts_of, family_of, rows_of
+from benchmarks.sweep import BUDGETS, GAP, ORACLES, Facts, Row, Settings, best_baseline, facts_of, family_of, rows_of
 
 QUICK_BUDGETS, QUICK_NAMES, QUICK_ORACLE_S = ("1.25x", "0.9p"), 2, 10.0
 GROWTH = (8, 80)
@@ -45,7 +45,7 @@ def claims(rows: Sequence[Row], facts: Sequence[Facts]) -> list[Claim]:
         found += _worst(
             f"slowest random graph of {ops} ops, seconds", goal, random, "solve_s", _has("ops", ops)
         )
-    found += _beside_moccasin(rows)
+    found += [*_beside_moccasin(rows), *_beside_checkmate(rows)]
     if ours:  # a process that was ended can't say how much it had
         most = max(r.get("memory_bytes", math.inf) for r in ours)
         found.append(_claim("most memory of a solve, GiB", most / GIB, 4.0))
@@ -102,15 +102,37 @@ def _beside_moccasin(rows: Sequence[Row]) -> list[Claim]:
     for r in rows:
         if r["solver"] == "moccasin" and r["kind"] == "random" and "cost_ns" in r:
             ours = costs.get((r["problem"], r["budget"], "rematc"), math.inf)
-            ratios.append(ours / r["cost_ns"] if r["cost_ns"] else 1.0 + ours)
+            ratios.append(_ratio(ours, r["cost_ns"]))
     return [_claim("cost to Moccasin's formulation, random graphs", max(ratios), 1.0)] if ratios else []
+
+
+def _beside_checkmate(rows: Sequence[Row]) -> list[Claim]:
+    """The largest cost, and the largest bound, to the optimum of Checkmate's formulation, where it found that.
+
+    Its own bound may be lower than that by `GAP`, and so may the cost of what it calls optimal be higher.
+    """
+    ours = {(r["problem"], r["budget"]): r for r in rows if r["solver"] == "rematc"}
+    costs, bounds = [], []
+    for r in rows:
+        if r["solver"] == "checkmate" and r.get("status") == "optimal":
+            mine = ours[r["problem"], r["budget"]]
+            costs.append(_ratio(mine.get("cost_ns", math.inf), r["cost_ns"]))
+            bounds.append(_ratio(mine.get("bound_ns", math.inf), r["cost_ns"]))
+    if not costs:
+        return []
+    words = "to the optimum of Checkmate's formulation, where it was found"
+    return [_claim(f"cost {words}", max(costs), 1 + GAP), _claim(f"bound {words}", max(bounds), 1.0)]
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs else 1.0 + ours
 
 
 def table(rows: Sequence[Row]) -> str:
     """The solver's and the oracles' rows for people; MB are 10^6 bytes above what is resident."""
     shown = []
     for r in rows:
-        if r["solver"] not in ("rematc", "checkmate", "moccasin"):
+        if r["solver"] not in ("rematc", *ORACLES):
             continue
         best = best_baseline(rows, r) if r["solver"] == "rematc" else None
         name = r["problem"].rpartition("/")[2].removesuffix(".json")
@@ -149,7 +171,7 @@ def sweep(names: Sequence[str], settings: Settings, file: Path | None) -> tuple[
         )
         for row in rows_of(facts[-1], settings):
             rows.append(row)
-            if row["solver"] in ("rematc", "checkmate", "moccasin"):
+            if row["solver"] in ("rematc", *ORACLES):
                 print(table([row]).splitlines()[-1], flush=True)
             save(rows, facts, file)
     return rows, facts
@@ -162,6 +184,15 @@ def save(rows: Sequence[Row], facts: Sequence[Facts], file: Path | None) -> None
         write_results(file, "solver", found)
 
 
+def _settings(args: argparse.Namespace) -> Settings:
+    oracles = () if args.oracles is None else tuple(args.oracles) or ORACLES
+    asked = Settings(tuple(args.budgets), 5, oracles, args.oracle_seconds, args.oracle_ops, not args.alone)
+    if not args.quick:
+        return asked
+    shortest = min(QUICK_ORACLE_S, asked.oracle_s)
+    return replace(asked, budgets=asked.budgets or QUICK_BUDGETS, runs=1, oracle_s=shortest)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Sweep, show, plot; 1 if a plan could not be had anywhere."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solver", description=__doc__)
@@ -171,17 +202,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--alone", action="store_true", help="no baselines, which take minutes where graphs are large"
     )
-    parser.add_argument("--oracles", action="store_true", help="ask Checkmate's and Moccasin's models too")
+    parser.add_argument(
+        "--oracles", nargs="*", choices=ORACLES, help="ask Checkmate's and Moccasin's models too, or one"
+    )
+    parser.add_argument("--oracle-ops", type=int, default=260, help="of no larger graph (default 260 ops)")
     parser.add_argument("--oracle-seconds", type=float, default=180.0, help="their time limit (default 180)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE, row by row")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="SVG or PNG; by default beside the JSON")
     args = parser.parse_args(argv)
-    settings = Settings(tuple(args.budgets), oracles=args.oracles, oracle_s=args.oracle_seconds)
-    if args.quick:
-        settings = Settings(
-            settings.budgets or QUICK_BUDGETS, 1, args.oracles, min(QUICK_ORACLE_S, args.oracle_seconds)
-        )
-    settings = replace(settings, baselines=not args.alone)
+    settings = _settings(args)
     rows, facts = sweep(names_of(args), settings, args.json)
     print(f"\n{table(rows)}\n")
     shown = [

@@ -19,7 +19,7 @@ BUDGETS = "Nx: N times the smallest; half: halfway to the peak of saving all; Np
 RANDOM_LIMITS_S = ((100, 3.0), (250, 8.0), (10**9, 28.0))
 MODEL_LIMIT_S = 20.0
 GAP = 0.01
-ORACLE_OPS = 260
+ORACLES = ("checkmate", "moccasin")
 BASELINES_S = 120.0
 GRACE_S = 180.0  # what a process may take beyond its limit before it is ended: the solver has no hard limit
 
@@ -34,8 +34,9 @@ class Settings:
 
     budgets: tuple[str, ...] = ()
     runs: int = 5
-    oracles: bool = False
+    oracles: tuple[str, ...] = ()
     oracle_s: float = 180.0
+    oracle_ops: int = 260
     baselines: bool = True
 
 
@@ -142,11 +143,11 @@ def facts_of(name: str) -> Facts:
 
 def rows_of(facts: Facts, settings: Settings) -> Iterator[Row]:
     """All rows of one problem, one by one as they come: the solver, the oracles, the baselines."""
-    small = facts.ops <= ORACLE_OPS and settings.oracles
+    oracles = settings.oracles if facts.ops <= settings.oracle_ops else ()
     budgets = budgets_of(facts, settings)
     for label, budget in budgets.items():
         asked = [("rematc", limit_s(facts), settings.runs)]
-        asked += [(who, settings.oracle_s, 1) for who in ("checkmate", "moccasin") if small]
+        asked += [(who, settings.oracle_s, 1) for who in oracles]
         for who, seconds, runs in asked:
             for row in ask(facts.name, who, seconds, budget, runs):
                 yield _placed(row, facts, label, budget)
@@ -176,7 +177,7 @@ def best_baseline(rows: Sequence[Row], row: Row) -> Row | None:
         r
         for r in rows
         if r["problem"] == row["problem"]
-        and r["solver"] not in ("rematc", "checkmate", "moccasin")
+        and r["solver"] not in ("rematc", *ORACLES)
         and "cost_ns" in r
         and row["budget_bytes"] is not None
         and r["peak_bytes"] <= row["budget_bytes"]

@@ -63,6 +63,23 @@ def test_claims_hold_for_good_rows_and_each_notices_its_fault() -> None:
     assert not holds([random, theirs])["cost to Moccasin's formulation, random graphs"]
 
 
+def test_checkmate_s_optimum_is_compared_with_where_it_was_found() -> None:
+    cost, bound = (
+        f"{what} to the optimum of Checkmate's formulation, where it was found" for what in ("cost", "bound")
+    )
+    theirs = row(solver="checkmate", status="optimal", cost_ns=100)
+    agreeing = holds([row(cost_ns=101, bound_ns=100), theirs])
+    assert agreeing[cost] and agreeing[bound]
+    assert not holds([row(cost_ns=102, bound_ns=100), theirs])[cost]
+    assert not holds([row(cost_ns=101, bound_ns=101), theirs])[bound]
+    failed = {key: value for key, value in row(error="ended").items() if key != "cost_ns"}
+    assert not holds([failed, theirs])[cost]
+    assert cost not in holds([row(cost_ns=200), theirs | {"status": "feasible"}])
+    assert cost not in holds([row(), failed | {"solver": "checkmate", "status": "unknown"}])
+    del failed["status"]
+    assert cost not in holds([row(), failed | {"solver": "checkmate"}])
+
+
 def test_budgets_lie_between_the_smallest_and_saving_all() -> None:
     facts = Facts("m", kind="model", peak_bytes=100, accepted_bytes=80)
     assert sweep.budgets_of(facts, Settings()) == {"1.0x": 80, "1.1x": 88, "half": 90, "0.9p": 90}
