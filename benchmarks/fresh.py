@@ -83,7 +83,7 @@ def solved(problem: Problem, asked: Asked) -> dict[str, Any]:
 
 
 def asked_oracle(name: str, run: Callable[..., Outcome]) -> Callable[[Problem, Asked], dict[str, Any]]:
-    """An oracle with the signature of `solved`, asked about the order of backward ops that rematc solves for."""
+    """An oracle with the signature of `solved`; its backward ops are in the order that rematc solves for."""
 
     def answer(problem: Problem, asked: Asked) -> dict[str, Any]:
         found = run(reordered(problem, best_order(problem)), asked.seconds, asked.gap)

@@ -14,7 +14,18 @@ from tabulate import tabulate
 
 from benchmarks.machine import write_results
 from benchmarks.plot import plot
-from benchmarks.sweep import BUDGETS, GAP, ORACLES, Facts, Row, Settings, best_baseline, facts_of, family_of, rows_of
+from benchmarks.sweep import (
+    BUDGETS,
+    GAP,
+    ORACLES,
+    Facts,
+    Row,
+    Settings,
+    best_baseline,
+    facts_of,
+    family_of,
+    rows_of,
+)
 
 QUICK_BUDGETS, QUICK_NAMES, QUICK_ORACLE_S = ("1.25x", "0.9p"), 2, 10.0
 GROWTH = (8, 80)
@@ -107,9 +118,9 @@ def _beside_moccasin(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _beside_checkmate(rows: Sequence[Row]) -> list[Claim]:
-    """The largest cost, and the largest bound, to the optimum of Checkmate's formulation, where it found that.
+    """The largest cost, and the largest bound, to the optimum of Checkmate's formulation, where that was found.
 
-    Its own bound may be lower than that by `GAP`, and so may the cost of what it calls optimal be higher.
+    It is found within `GAP`.
     """
     ours = {(r["problem"], r["budget"]): r for r in rows if r["solver"] == "rematc"}
     costs, bounds = [], []

@@ -91,12 +91,22 @@ class Graph:
 
     @cached_property
     def views(self) -> frozenset[int]:
-        """Indices of the ops that make no memory of their own, and may be taken again anywhere."""
+        """Indices of the ops that do nothing but view what they read, and may be taken again anywhere."""
         return frozenset(i for i, op in enumerate(self.ops) if self._is_view(op))
 
     def _is_view(self, op: Op) -> bool:
-        at_hand = {self.values[v].storage for v in op.inputs} | self.resident
-        return not (op.pin or op.needed) and all(self.values[v].storage in at_hand for v in op.outputs)
+        read, made = ({self.values[v].storage for v in of} - self.resident for of in (op.inputs, op.outputs))
+        return not (op.pin or op.needed) and read == made
+
+    @cached_property
+    def makes_views_beside(self) -> bool:
+        """Does a forward op make memory, and beside it a view of what it reads?"""
+        of = [
+            ([self.values[v].storage for v in op.outputs], {self.values[v].storage for v in op.inputs})
+            for i, op in enumerate(self.ops)
+            if op.phase == "forward" and i not in self.views
+        ]
+        return any(s in read - self.resident for made, read in of for s in made)
 
     @cached_property
     def forward(self) -> tuple[int, ...]:

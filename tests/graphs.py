@@ -150,6 +150,28 @@ def random_problem(seed: int | random.Random, ops: int = 10) -> Problem:
     return replace(_hold_unread(problem), meanwhile_bytes=rng.choice([0, 0, 0, 4, 9]))
 
 
+def with_views_beside(problem: Problem, rng: random.Random) -> Problem | None:
+    """``problem``, but some forward ops also yield a view of what they read, which later ops read instead.
+
+    None where there is no such op, or where forward returns some of its results and not others.
+    """
+    g, ops, values = problem.graph, [*problem.graph.ops], [*problem.graph.values]
+    for i in (i for i in g.forward if i not in g.views):
+        read = [v for v in ops[i].inputs if values[v].storage not in g.resident]
+        if not read or rng.random() < 0.4:
+            continue
+        base, view = rng.choice(read), len(values)
+        values.append(Value(f"view{view}", values[base].storage))
+        ops[i] = replace(ops[i], outputs=(*ops[i].outputs, view))
+        for j, op in enumerate(ops[i + 1 :], i + 1):
+            if base in op.inputs and rng.random() < 0.7:
+                ops[j] = replace(op, inputs=tuple(view if v == base else v for v in op.inputs))
+            elif op.phase == "backward" and rng.random() < 0.15:
+                ops[j] = replace(op, inputs=(*op.inputs, view))
+    changed = replace(problem, graph=replace(g, ops=tuple(ops), values=tuple(values)))
+    return None if len(values) == len(g.values) or _partly_returned(changed) else changed
+
+
 def _partly_returned(problem: Problem) -> bool:
     """Is some result of an op with several results returned, be it as a view, and another not?
 

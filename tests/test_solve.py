@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,16 @@ from rematc.simulate import simulate, validate
 from rematc.solve import solve, solver
 from rematc.solve.solver import EXACT_OPS
 from tests import oracle
-from tests.graphs import budgets, chain, problems, random_problem, save_all_peak, skip, with_optima
+from tests.graphs import (
+    budgets,
+    chain,
+    problems,
+    random_problem,
+    save_all_peak,
+    skip,
+    with_optima,
+    with_views_beside,
+)
 
 FAST = SolveOptions(time_limit_s=2)
 
@@ -43,6 +53,26 @@ def test_smallest_budget_is_the_real_one_and_is_accepted(seed: int) -> None:
     assert refused.value.budget_bytes == low - 1
     assert len(refused.value.largest) <= 3
     assert solve(problem.with_budget(low)).peak_bytes == low
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 100) for start in range(0, 400, 100)], ids=str)
+def test_a_view_beside_what_an_op_makes_is_no_memory_of_its_own(seeds: range) -> None:
+    """No bound is above the cost, or the peak, of a plan that there is, and most plans are the cheapest."""
+    plans, found, above = 0, 0, [0]
+    for seed in seeds:
+        rng = random.Random(seed)
+        problem = with_views_beside(random_problem(rng, 9), rng)
+        for asked, least_ns in with_optima([problem] if problem else []):
+            assert asked.graph.makes_views_beside
+            plans += 1
+            try:
+                plan = solve(asked)
+            except BudgetError as e:
+                above.append(e.bound_bytes - e.budget_bytes)
+            else:
+                assert plan.bound_ns <= least_ns <= plan.cost_ns
+                found += plan.cost_ns == least_ns
+    assert max(above) == 0 and found > 0.85 * plans > 20
 
 
 def test_no_limit_is_the_cheapest_plan() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+from rematc.graph import Op
 from rematc.problem import Problem
 
 
@@ -148,7 +149,12 @@ class _Folded:
             if view:
                 self.views.add(i)
             for v in op.outputs:
-                self.known[v] = self.roots(op.inputs) if view else frozenset((v,))
+                self.known[v] = self.roots(op.inputs) if view else frozenset((v,)) | self.shared(op, v)
+
+    def shared(self, op: Op, output: int) -> frozenset[int]:
+        """The values that own the memory on which ``op``, which makes more than views, puts ``output``."""
+        storage = self.graph.values[output].storage
+        return self.roots(v for v in op.inputs if self.graph.values[v].storage == storage)
 
     def roots(self, values: Iterable[int]) -> frozenset[int]:
         """The values that own the memory which ``values`` are read from; none for what is resident."""
@@ -159,8 +165,10 @@ class _Folded:
         return frozenset(self.block_of[v] for v in self.roots(values) if v in self.block_of)
 
     def size(self, value: int) -> int:
+        """Bytes that ``value`` adds: none on memory that was there, be it resident or what its op reads."""
         storage = self.graph.values[value].storage
-        return 0 if storage in self.graph.resident else self.graph.storage_bytes[storage]
+        is_new = storage not in self.graph.resident and len(self.known[value]) == 1
+        return self.graph.storage_bytes[storage] if is_new else 0
 
     def units(self) -> list[Unit]:
         g = self.graph

@@ -81,9 +81,13 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     return plan
 
 
+def _is_small(problem: Problem) -> bool:
+    """Can it be solved exactly? No row has a view that keeps what another op made (see `reduce`)."""
+    return len(problem.graph.ops) <= EXACT_OPS and not problem.graph.makes_views_beside
+
+
 def _plan(problem: Problem, options: SolveOptions) -> Plan:
-    small = len(problem.graph.ops) <= EXACT_OPS
-    order = problem.graph.backward_steps if small else best_order(problem)
+    order = problem.graph.backward_steps if _is_small(problem) else best_order(problem)
     try:
         return restored(_solve(reordered(problem, order), options), order, problem)
     except BudgetError as e:
@@ -112,7 +116,7 @@ def _solve(problem: Problem, options: SolveOptions) -> Plan:
     free = _cheapest(problem, whole)
     if problem.budget_bytes is None or free.peak_bytes <= problem.budget_bytes:
         return free
-    if len(problem.graph.ops) <= EXACT_OPS:
+    if _is_small(problem):
         return _solve_exactly(problem, options)
     little = min(problem.budget_bytes - problem.base_bytes, free.peak_bytes - problem.budget_bytes)
     return _solve_large(problem, merge(whole.core, little), little, options)
