@@ -118,10 +118,7 @@ def _beside_moccasin(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _beside_checkmate(rows: Sequence[Row]) -> list[Claim]:
-    """The largest cost, and the largest bound, to the optimum of Checkmate's formulation, where that was found.
-
-    It is found within `GAP`.
-    """
+    """The largest cost, and the largest bound, to the optimum of Checkmate's formulation, within `GAP`."""
     ours = {(r["problem"], r["budget"]): r for r in rows if r["solver"] == "rematc"}
     costs, bounds = [], []
     for r in rows:
