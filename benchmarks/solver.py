@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def claims(rows: Sequence[Row], facts: Sequence[Facts]) -> list[Claim]:
         found += _worst(
             f"slowest random graph of {ops} ops, seconds", goal, random, "solve_s", _has("ops", ops)
         )
-    found += [*_beside_moccasin(rows), *_beside_checkmate(rows)]
+    found += [*_beside_moccasin(rows), *_beside_checkmate(rows), *_rising(ours)]
     if ours:  # a process that was ended can't say how much it had
         most = max(r.get("memory_bytes", math.inf) for r in ours)
         found.append(_claim("most memory of a solve, GiB", most / GIB, 4.0))
@@ -130,6 +131,16 @@ def _beside_checkmate(rows: Sequence[Row]) -> list[Claim]:
         return []
     words = "to the optimum of Checkmate's formulation, where it was found"
     return [_claim(f"cost {words}", max(costs), 1 + GAP), _claim(f"bound {words}", max(bounds), 1.0)]
+
+
+def _rising(ours: Sequence[Row]) -> list[Claim]:
+    """The largest cost to that at the next smaller budget of the same problem."""
+    by_problem: dict[str, dict[int, Row]] = {}
+    for r in ours:
+        by_problem.setdefault(r["problem"], {})[r["budget_bytes"]] = r
+    pairs = [pair for rows in by_problem.values() for pair in pairwise(rows[b] for b in sorted(rows))]
+    ratios = [_ratio(b["cost_ns"], a["cost_ns"]) for a, b in pairs if "cost_ns" in a and "cost_ns" in b]
+    return [_claim("cost to that at a smaller budget", max(ratios), 1.0)] if ratios else []
 
 
 def _ratio(ours: float, theirs: float) -> float:

@@ -58,6 +58,7 @@ def test_claims_hold_for_good_rows_and_each_notices_its_fault() -> None:
     assert not holds([row(), many | {"solve_s": 15.1}])["growth of time from 8 to 80 layers"]
     assert not holds([many | {"error": "refused: no"}])["slowest solve of 80 layers, seconds"]
     assert not holds([row(memory_bytes=5 * 2**30)])["most memory of a solve, GiB"]
+    assert not holds([row(), row(budget_bytes=60, cost_ns=4)])["cost to that at a smaller budget"]
     random = row(kind="random", ops=100, layers=None)
     theirs = random | {"solver": "moccasin", "cost_ns": 2}
     assert not holds([random, theirs])["cost to Moccasin's formulation, random graphs"]
