@@ -55,9 +55,8 @@ def pose(
         resident = there + options.reserve_bytes + state_bytes
     budget = given.budget_bytes or parse_budget(options.budget, target.memory_bytes)
     there, meanwhile = resident + given.outside.held_bytes, given.outside.meanwhile_bytes
-    problem = Problem(
-        captured.graph, costs, budget, there, epilogue_bytes(joint, captured), meanwhile_bytes=meanwhile
-    )
+    copies = epilogue_bytes(joint, captured, target.rounded)
+    problem = Problem(captured.graph, costs, budget, there, copies, meanwhile_bytes=meanwhile)
     if options.inner == "eager":
         return captured, without_price(problem)
     from rematc.inductor import in_kernels

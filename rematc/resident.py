@@ -14,7 +14,7 @@ from rematc.capture import Capture
 from rematc.errors import OptionError
 from rematc.graph import COLLECTIVES, Graph
 from rematc.highest import forget
-from rematc.rounding import as_cuda
+from rematc.rounding import Rounding, as_cuda, exactly
 
 
 def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) -> int:
@@ -63,11 +63,11 @@ def _in_flight_bytes(graph: Graph) -> int:
     return sum(sorted(sum(graph.storage_bytes[s] for s in storages) for storages in touched)[-2:])
 
 
-def epilogue_bytes(joint: fx.GraphModule, captured: Capture) -> int:
+def epilogue_bytes(joint: fx.GraphModule, captured: Capture, rounded: Rounding = exactly) -> int:
     """Bytes for the copies that autograd makes of gradients once the backward graph is done.
 
     A gradient becomes ``.grad`` as it is if its strides are its parameter's and nobody shares its
-    storage; otherwise it is copied, one after the other.
+    storage; otherwise it is copied, one after the other. ``rounded``: what the allocator gives for so many.
     """
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
     keys = [_storage(n) for n in captured.gradient_nodes]
@@ -78,7 +78,7 @@ def epilogue_bytes(joint: fx.GraphModule, captured: Capture) -> int:
         grad, param = node.meta["val"], primal.meta["val"]
         shared = keys.count(key) > 1
         if shared or not _same_layout(grad, param):
-            copies.append((compat.hint(param.numel()) * param.element_size(), shared))
+            copies.append((rounded(compat.hint(param.numel()) * param.element_size()), shared))
     kept = sum(size for size, shared in copies if shared)
     return kept + max((size for size, shared in copies if not shared), default=0)
 

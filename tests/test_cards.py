@@ -50,6 +50,14 @@ def test_a_plan_for_a_card_says_so_and_knows_its_memory(monkeypatch: pytest.Monk
     assert all(size % 512 == 0 for size in done.problem.graph.storage_bytes)
 
 
+@pytest.mark.parametrize(("costs", "copied"), [("roofline", 60), ("h100", 512)])
+def test_copies_of_gradients_are_rounded_up_on_a_card(costs: str, copied: int) -> None:
+    """The gradient of the transposed weight is transposed, and copied in the parameter's strides."""
+    joint, outputs = joint_of(lambda w: w.t().contiguous().sin().sum(), leaf(3, 5))
+    problem = partition(joint, outputs, Options(None, "eager", costs=costs)).problem
+    assert problem.epilogue_bytes == copied
+
+
 @pytest.mark.parametrize(("costs", "ops"), [("h100", 1), ("roofline", 0)])
 def test_dropout_is_one_op_on_a_card_wherever_it_is_traced(costs: str, ops: int) -> None:
     joint, outputs = joint_of(lambda x: F.dropout(x.exp()).sum(), leaf(64, 64))
