@@ -82,11 +82,11 @@ class _Solver:
     counted_s: float = 0.0
     bound_ns: int | None = None
 
-    def solved(self, problem: Problem, options: SolveOptions) -> Plan:
+    def solved(self, problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
         started = time.monotonic()
         with counted() as clock:
             try:
-                plan = solve(problem, options)
+                plan = solve(problem, options, known=known)
             finally:
                 self.seconds += time.monotonic() - started
                 self.counted_s += clock.done
@@ -145,7 +145,7 @@ def _smallest(
     """
     floor = cheapest = floor or _lowest(problem, options, solver)
     with suppress(BudgetError):  # the clock may end this search before it has found as much
-        cheapest = solver.solved(problem.with_budget(floor.peak_bytes), options)
+        cheapest = solver.solved(problem.with_budget(floor.peak_bytes), options, floor)
     lowest = _lowered(problem, judged(problem, cheapest), peak_of_code)
     is_other = cheapest.cost_ns < floor.cost_ns and len(floor.backward) <= LONG * len(cheapest.backward)
     if is_other and not _fits(lowest):

@@ -99,9 +99,10 @@ def test_a_budget_that_only_the_graph_fits_is_refused() -> None:
 def test_a_refusal_searches_for_the_smallest_budget_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int | None] = []
 
-    def counted(problem: Problem, options: SolveOptions) -> Plan:
+    def counted(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
         asked.append(problem.budget_bytes)
-        return solve(problem, options)
+        assert (known is None) == (problem.budget_bytes == 1)  # the second has what the first found
+        return solve(problem, options, known=known)
 
     monkeypatch.setattr("rematc.fit.solve", counted)
     problem = chain(1)
@@ -173,7 +174,7 @@ def test_a_refusal_is_of_the_budget_that_was_asked_for(monkeypatch: pytest.Monke
     with pytest.raises(BudgetError) as least:
         solve(problem, OPTIONS)
 
-    def cut_short(problem: Problem, options: SolveOptions) -> Plan:
+    def cut_short(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
         refused = BudgetError(problem.budget_bytes or 0, least.value.minimum_bytes, step="", largest=())
         refused.plan = least.value.plan
         raise refused
@@ -226,7 +227,7 @@ def test_what_the_lowest_bound_leaves_open_is_not_optimal(monkeypatch: pytest.Mo
     plan = solve(problem, OPTIONS)
     bounds = iter([plan.bound_ns, 0])
 
-    def solver(asked: Problem, _: SolveOptions) -> Plan:
+    def solver(asked: Problem, _: SolveOptions, known: Plan | None) -> Plan:
         return replace(plan, peak_bytes=simulate(asked, plan).peak_bytes, digest="", bound_ns=next(bounds))
 
     monkeypatch.setattr("rematc.fit.solve", solver)

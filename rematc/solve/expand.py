@@ -92,6 +92,22 @@ def restated(problem: Problem, merged: Merged, written: Written) -> Written:
     return expand(problem, merged, Draft(frozenset(saved), tuple(map(tuple, runs))))
 
 
+def written_again(problem: Problem, merged: Merged, plan: Plan) -> Written | None:
+    """``plan`` as one for a merged core: see `restated`. None if its stages are in another order."""
+    ends = [t for t, stage in enumerate(merged.core.stages) if stage.op is not None]
+    stages: list[int] = []
+    ended = 0  # stages of which the op has run
+    for i in plan.backward:
+        t = ends[ended] if ended < len(ends) else len(merged.core.stages) - 1
+        stages.append(t)
+        ended += merged.core.stages[t].op == i
+    if ended < len(ends):
+        return None
+    profile = simulate(problem, plan)
+    none = Draft(frozenset(), ())
+    return restated(problem, merged, Written(plan, profile, none, merged, tuple(stages)))
+
+
 def excesses(problem: Problem, written: Written) -> Iterator[tuple[int | None, int | None, int]]:
     """Each step that breaks the budget: its op, its stage (None: forward), and by how many bytes.
 

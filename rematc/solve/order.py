@@ -77,6 +77,12 @@ def restored(plan: Plan, order: Order, problem: Problem) -> Plan:
     return replace(plan, backward=tuple(ops[i] for i in plan.backward), digest=problem.digest)
 
 
+def said_of_reordered(plan: Plan, order: Order, problem: Problem) -> Plan:
+    """The opposite of `restored`."""
+    place = {op: i for i, op in enumerate(_permutation(problem.graph, order))}
+    return replace(plan, backward=tuple(place[op] for op in plan.backward), digest="")
+
+
 def _permutation(graph: Graph, order: Order) -> Order:
     """The op of ``graph`` that stands at each place once the backward ops are in ``order``."""
     run = set(order)

@@ -18,11 +18,11 @@ from rematc.solve.clock import counted, paused
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.evict import evict
-from rematc.solve.expand import Written, expand, keep_all, restated
+from rematc.solve.expand import Written, expand, keep_all, restated, written_again
 from rematc.solve.improve import Improver, Starts, mended
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
-from rematc.solve.order import best_order, reordered, restored
+from rematc.solve.order import best_order, reordered, restored, said_of_reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
 from rematc.solve.reversal import reversal
@@ -43,15 +43,22 @@ FALLEN_BACK = (
 CUT = "the clock ended the search: another run, or another machine, may find another plan"
 
 
-def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: int | None = None) -> Plan:
+def solve(
+    problem: Problem,
+    options: SolveOptions = DEFAULT,
+    *,
+    budget_bytes: int | None = None,
+    known: Plan | None = None,
+) -> Plan:
     """The cheapest plan for ``problem`` that could be found within the time limit of ``options``.
 
-    ``budget_bytes``, resident included, stands in for the problem's own. The plan's ``bound_ns`` is a lower
-    bound on the cost of every plan that recomputes right before a backward op that reads forward memory, with
-    the backward ops in the plan's order: that of the graph, or another that `best_order` prefers.
-    ``status`` is "optimal" (proven within ``options.gap``), "feasible", or "greedy" if nothing was found that
-    is cheaper than the greedy plan. Raises `BudgetError` if nothing fits; its ``minimum_bytes``
-    does fit.
+    ``budget_bytes``, resident included, stands in for the problem's own. ``known`` is a plan of this problem
+    within the budget: where nothing else is found to start from, the search for one is spared. The plan's
+    ``bound_ns`` is a lower bound on the cost of every plan that recomputes right before a backward op that
+    reads forward memory, with the backward ops in the plan's order: that of the graph, or another that
+    `best_order` prefers. ``status`` is "optimal" (proven within ``options.gap``), "feasible", or "greedy" if
+    nothing was found that is cheaper than the greedy plan. Raises `BudgetError` if nothing fits; its
+    ``minimum_bytes`` does fit. Raises `PlanError` if ``known`` is no plan of this problem.
 
     >>> from rematc.graph import Graph, Op, Value
     >>> from rematc.problem import OpCost
@@ -65,11 +72,12 @@ def solve(problem: Problem, options: SolveOptions = DEFAULT, *, budget_bytes: in
     started = time.monotonic()
     if budget_bytes is not None:
         problem = problem.with_budget(budget_bytes)
+    if known is not None:
+        simulate(problem, known)
     limit_s = options.for_ops(len(problem.graph.ops))
     with garbage_waits(), counted(limit_s) as clock:
-        find = _not_keeping if shared(problem.graph) else _plan
         try:
-            plan = find(problem, options)
+            plan = _not_keeping(problem, options) if shared(problem.graph) else _plan(problem, options, known)
         except BudgetError as e:
             if not clock.was_cut:
                 raise
@@ -86,10 +94,11 @@ def _is_small(problem: Problem) -> bool:
     return len(problem.graph.ops) <= EXACT_OPS and not problem.graph.makes_views_beside
 
 
-def _plan(problem: Problem, options: SolveOptions) -> Plan:
+def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
     order = problem.graph.backward_steps if _is_small(problem) else best_order(problem)
+    known = known and said_of_reordered(known, order, problem)
     try:
-        return restored(_solve(reordered(problem, order), options), order, problem)
+        return restored(_solve(reordered(problem, order), options, known), order, problem)
     except BudgetError as e:
         e.plan = restored(e.plan, order, problem)
         raise
@@ -111,7 +120,7 @@ def _not_keeping(problem: Problem, options: SolveOptions) -> Plan:
         tight = tight.with_budget(tight.budget_bytes - (plan.peak_bytes - problem.budget_bytes))
 
 
-def _solve(problem: Problem, options: SolveOptions) -> Plan:
+def _solve(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
     whole = unmerged(reduce(problem))
     free = _cheapest(problem, whole)
     if problem.budget_bytes is None or free.peak_bytes <= problem.budget_bytes:
@@ -119,7 +128,7 @@ def _solve(problem: Problem, options: SolveOptions) -> Plan:
     if _is_small(problem):
         return _solve_exactly(problem, options)
     little = min(problem.budget_bytes - problem.base_bytes, free.peak_bytes - problem.budget_bytes)
-    return _solve_large(problem, merge(whole.core, little), little, options)
+    return _solve_large(problem, merge(whole.core, little), little, options, known)
 
 
 def _cheapest(problem: Problem, whole: Merged) -> Plan:
@@ -155,7 +164,9 @@ def _exact_floor(problem: Problem, options: SolveOptions) -> Plan:
     return best
 
 
-def _solve_large(problem: Problem, merged: Merged, little: int, options: SolveOptions) -> Plan:
+def _solve_large(
+    problem: Problem, merged: Merged, little: int, options: SolveOptions, known: Plan | None
+) -> Plan:
     assert problem.budget_bytes is not None
     limit_s = options.for_ops(len(problem.graph.ops))
     end, if_far = Deadline(limit_s), Deadline(SEARCH * limit_s)  # since solve() was called
@@ -174,7 +185,7 @@ def _solve_large(problem: Problem, merged: Merged, little: int, options: SolveOp
             return _judge(found.best.plan, bound_ns, options.gap)
         improver.begin(found.best, bound_ns)
         if not improver.searches:  # any plan is worth more than the time limit
-            improver.begin_from(_tightest(problem, merged))
+            improver.begin_from(_again(problem, merged, known) or _tightest(problem, merged))
         bound_ns = max(bound_ns, improver.bound_ns)
         is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
         if if_far is end or searching.is_over or not is_close:
@@ -226,6 +237,18 @@ def _chained(problem: Problem, merged: Merged) -> Written | None:
     assert problem.budget_bytes is not None
     plans = chain_plans(problem, merged)
     return plans.written(problem.budget_bytes) if plans else None
+
+
+def _again(problem: Problem, merged: Merged, known: Plan | None) -> Written | None:
+    """The plan that is ``known``, for one of the cores for which it keeps to the budget."""
+    assert problem.budget_bytes is not None
+    if known is None:
+        return None
+    for core in (merged, merge(merged.full), unmerged(merged.full)):
+        written = written_again(problem, core, known)
+        if written and written.plan.peak_bytes <= problem.budget_bytes:
+            return written
+    return None
 
 
 def _tightest(problem: Problem, merged: Merged) -> Written:
