@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,28 +118,30 @@ def _beside_moccasin(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _beside_checkmate(rows: Sequence[Row]) -> list[Claim]:
-    """The largest cost, and the largest bound, to the optimum of Checkmate's formulation, within `GAP`."""
+    """The largest cost to the optimum of Checkmate's formulation (within `GAP`), and bound to its plans."""
     ours = {(r["problem"], r["budget"]): r for r in rows if r["solver"] == "rematc"}
-    costs, bounds = [], []
-    for r in rows:
-        if r["solver"] == "checkmate" and r.get("status") == "optimal":
-            mine = ours[r["problem"], r["budget"]]
-            costs.append(_ratio(mine.get("cost_ns", math.inf), r["cost_ns"]))
-            bounds.append(_ratio(mine.get("bound_ns", math.inf), r["cost_ns"]))
-    if not costs:
-        return []
-    words = "to the optimum of Checkmate's formulation, where it was found"
-    return [_claim(f"cost {words}", max(costs), 1 + GAP), _claim(f"bound {words}", max(bounds), 1.0)]
+    theirs = [r for r in rows if r["solver"] == "checkmate" and "cost_ns" in r]
+    pairs = [(ours.get((r["problem"], r["budget"]), {}), r) for r in theirs]
+    costs = [_ratio(a.get("cost_ns", math.inf), b["cost_ns"]) for a, b in pairs if b["status"] == "optimal"]
+    bounds = [_ratio(a.get("bound_ns", math.inf), b["cost_ns"]) for a, b in pairs]
+    found = [_claim("cost to the optimum of Checkmate's formulation", max(costs), 1 + GAP)] if costs else []
+    return found + (
+        [_claim("bound to a plan of Checkmate's formulation", max(bounds), 1.0)] if bounds else []
+    )
 
 
 def _rising(ours: Sequence[Row]) -> list[Claim]:
-    """The largest cost to that at the next smaller budget of the same problem."""
-    by_problem: dict[str, dict[int, Row]] = {}
+    """The largest cost to the lowest at a smaller budget of the same problem; each is found within `GAP`."""
+    costs: dict[str, dict[int, float]] = {}
     for r in ours:
-        by_problem.setdefault(r["problem"], {})[r["budget_bytes"]] = r
-    pairs = [pair for rows in by_problem.values() for pair in pairwise(rows[b] for b in sorted(rows))]
-    ratios = [_ratio(b["cost_ns"], a["cost_ns"]) for a, b in pairs if "cost_ns" in a and "cost_ns" in b]
-    return [_claim("cost to that at a smaller budget", max(ratios), 1.0)] if ratios else []
+        costs.setdefault(r["problem"], {})[r["budget_bytes"]] = r.get("cost_ns", math.inf)
+    ratios = [
+        _ratio(cost, min(smaller))
+        for by_budget in costs.values()
+        for budget, cost in by_budget.items()
+        if (smaller := [c for b, c in by_budget.items() if b < budget and math.isfinite(c)])
+    ]
+    return [_claim("cost to that at a smaller budget", max(ratios), 1 + GAP)] if ratios else []
 
 
 def _ratio(ours: float, theirs: float) -> float:

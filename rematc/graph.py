@@ -95,18 +95,21 @@ class Graph:
         return frozenset(i for i, op in enumerate(self.ops) if self._is_view(op))
 
     def _is_view(self, op: Op) -> bool:
-        read, made = ({self.values[v].storage for v in of} - self.resident for of in (op.inputs, op.outputs))
-        return not (op.pin or op.needed) and read == made
+        """Is all that it makes on one storage that it reads, or resident, and no other memory read?
+
+        The sizes that a view is told are values of no bytes.
+        """
+        read, made = ({self.values[v].storage for v in values} for values in (op.inputs, op.outputs))
+        others = {s for s in read - made - self.resident if self.storage_bytes[s]}
+        is_on_one = made <= self.resident or (len(made) == 1 and made <= read)
+        return not (op.pin or op.needed or others) and is_on_one
 
     @cached_property
     def makes_views_beside(self) -> bool:
-        """Does a forward op make memory, and beside it a view of what it reads?"""
-        of = [
-            ([self.values[v].storage for v in op.outputs], {self.values[v].storage for v in op.inputs})
-            for i, op in enumerate(self.ops)
-            if op.phase == "forward" and i not in self.views
-        ]
-        return any(s in read - self.resident for made, read in of for s in made)
+        """Does an op that is more than a view put something on memory that it reads?"""
+        more = (op for i, op in enumerate(self.ops) if i not in self.views)
+        storages = (({self.values[v].storage for v in op.outputs}, op.inputs) for op in more)
+        return any(made & {self.values[v].storage for v in read} - self.resident for made, read in storages)
 
     @cached_property
     def forward(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 NOTE = "found before, and kept in the cache"
 MOST = 1000  # files kept: with more, the oldest go
 SEVERAL, FLOOR = "rematc.plans/1", "floor"
+PROOFS = 2  # counts the ways in which bounds were proven: those of another way are not taken
 _SEVERAL = {"digest": TEXT, "plans": list_of("texts", TEXT.fits)}
 
 
@@ -140,4 +141,4 @@ def _path(problem: Problem, options: SolveOptions, folder: Path) -> Path:
 def _asked(options: SolveOptions) -> tuple[object, ...]:
     from rematc import __version__
 
-    return options.time_limit_s, options.gap, __version__
+    return options.time_limit_s, options.gap, __version__, PROOFS

@@ -228,6 +228,22 @@ def test_each_batch_size_has_a_plan_of_its_own(dynamic: bool) -> None:
     assert backend.plans[0].peak_bytes > backend.plans[1].peak_bytes
 
 
+def test_views_are_views_of_sizes_that_vary_too() -> None:
+    """The sizes that they are told are computed in the graph."""
+    backend = eager(None)
+    weight = torch.ones(8, 8, requires_grad=True)
+
+    def flat(x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        return (x @ weight).view(b * t, d).sin().view(b, t * d).sum()
+
+    run = torch.compile(flat, backend=backend, dynamic=True)
+    run(torch.ones(4, 16, 8)).backward()
+    graph = backend.problems[0].graph
+    views = [i for i, op in enumerate(graph.ops) if op.target == "aten.view.default"]
+    assert any(len(graph.ops[i].inputs) > 1 for i in views) and graph.views.issuperset(views)
+
+
 def test_a_dynamic_size_that_outgrows_the_budget_is_refused() -> None:
     scale = nn.Parameter(torch.ones(32))
     run = torch.compile(lambda x: (x * scale).sin().exp(), backend=eager(200_000), dynamic=True)

@@ -231,3 +231,23 @@ def test_a_bound_of_other_costs_is_dropped() -> None:
     assert (judged(problem, dearer).bound_ns, judged(problem, dearer).status) == (0, "feasible")
     validate(problem, judged(problem, dearer))
     assert judged(problem, replace(plan, bound_ns=plan.cost_ns)).bound_ns == plan.cost_ns
+
+
+def test_what_is_a_view() -> None:
+    """All that it makes is on one storage that it reads, and of no other memory does it need anything."""
+    b = Builder()
+    x = b.input("x", 8)
+    (a,) = b.op("a", [x], 8)
+    (c,) = b.op("c", [x], 8)
+    (size,) = b.op("size", [x], 0)
+    b.op("view", [a, size], view_of=a)
+    b.op("view_beside", [a, c], view_of=a)
+    b.op("of_parameter", [x], view_of=x)
+    b.op("of_parameter_beside", [x, a], view_of=x)
+    b.op("pinned", [a], view_of=a, pin="random")
+    several, mixed = (b.op(name, [a, c], 8, 8) for name in ("several", "mixed"))
+    for made, storages in ((several, (a, c)), (mixed, (a, x))):
+        for v, on in zip(made, storages, strict=True):
+            b.values[v] = Value(f"{v}", b.values[on].storage)
+    graph = b.problem([a], []).graph
+    assert {graph.ops[i].name for i in graph.views} == {"view", "of_parameter"}

@@ -70,8 +70,12 @@ def test_a_view_beside_what_an_op_makes_is_no_memory_of_its_own(seeds: range) ->
             except BudgetError as e:
                 above.append(e.bound_bytes - e.budget_bytes)
             else:
-                assert plan.bound_ns <= least_ns <= plan.cost_ns
+                assert plan.bound_ns <= least_ns
                 found += plan.cost_ns == least_ns
+        if problem:
+            with pytest.raises(BudgetError) as refused:
+                solve(problem, budget_bytes=1)
+            above.append(refused.value.bound_bytes - oracle.minimum_peak(problem))
     assert max(above) == 0 and found > 0.85 * plans > 20
 
 

@@ -64,9 +64,10 @@ def test_claims_hold_for_good_rows_and_each_notices_its_fault() -> None:
     assert not holds([random, theirs])["cost to Moccasin's formulation, random graphs"]
 
 
-def test_checkmate_s_optimum_is_compared_with_where_it_was_found() -> None:
+def test_checkmate_s_plans_are_compared_with() -> None:
     cost, bound = (
-        f"{what} to the optimum of Checkmate's formulation, where it was found" for what in ("cost", "bound")
+        "cost to the optimum of Checkmate's formulation",
+        "bound to a plan of Checkmate's formulation",
     )
     theirs = row(solver="checkmate", status="optimal", cost_ns=100)
     agreeing = holds([row(cost_ns=101, bound_ns=100), theirs])
@@ -75,10 +76,18 @@ def test_checkmate_s_optimum_is_compared_with_where_it_was_found() -> None:
     assert not holds([row(cost_ns=101, bound_ns=101), theirs])[bound]
     failed = {key: value for key, value in row(error="ended").items() if key != "cost_ns"}
     assert not holds([failed, theirs])[cost]
-    assert cost not in holds([row(cost_ns=200), theirs | {"status": "feasible"}])
-    assert cost not in holds([row(), failed | {"solver": "checkmate", "status": "unknown"}])
-    del failed["status"]
-    assert cost not in holds([row(), failed | {"solver": "checkmate"}])
+    feasible = holds([row(cost_ns=200, bound_ns=101), theirs | {"status": "feasible"}])
+    assert cost not in feasible and not feasible[bound]
+    assert bound not in holds([row(), failed | {"solver": "checkmate", "status": "unknown"}])
+
+
+def test_a_plan_that_is_missing_at_a_larger_budget_is_dear() -> None:
+    failed = {key: value for key, value in row(budget_bytes=60).items() if key != "cost_ns"}
+    claim = "cost to that at a smaller budget"
+    assert not holds([row(), failed, row(budget_bytes=70)])[claim]
+    assert not holds([row(cost_ns=3), row(budget_bytes=60, cost_ns=2), row(budget_bytes=70, cost_ns=3)])[
+        claim
+    ]
 
 
 def test_budgets_lie_between_the_smallest_and_saving_all() -> None:

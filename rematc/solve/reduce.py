@@ -152,7 +152,7 @@ class _Folded:
                 self.known[v] = self.roots(op.inputs) if view else frozenset((v,)) | self.shared(op, v)
 
     def shared(self, op: Op, output: int) -> frozenset[int]:
-        """The values that own the memory on which ``op``, which makes more than views, puts ``output``."""
+        """The values that own the memory on which ``op``, which is more than a view, puts ``output``."""
         storage = self.graph.values[output].storage
         return self.roots(v for v in op.inputs if self.graph.values[v].storage == storage)
 
