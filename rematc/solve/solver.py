@@ -90,7 +90,7 @@ def solve(
 
 
 def _is_small(problem: Problem) -> bool:
-    """Can it be solved exactly? No row has a view that keeps what another op made (see `reduce`)."""
+    """Can it be solved exactly? The MILP does not know of memory that a view beside a result keeps alive."""
     return len(problem.graph.ops) <= EXACT_OPS and not problem.graph.makes_views_beside
 
 
