@@ -38,7 +38,7 @@ answer = 42
 """
 
 
-def quick(problem: Problem, options: SolveOptions) -> Plan:
+def quick(problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
     """A baseline in the solver's place, which refuses as the solver does."""
     plan, budget = greedy(problem, options), problem.budget_bytes
     if budget is not None and plan.peak_bytes > budget:
@@ -242,7 +242,7 @@ def test_a_model_in_eval_mode_is_warned_of(model: Path, capsys: pytest.CaptureFi
 def test_a_fault_of_ours_shows_no_traceback_unless_asked(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("deep")
 
     solve_by(broken, monkeypatch)
