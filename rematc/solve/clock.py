@@ -15,8 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Condition
 
-GUARD = 6.0  # seconds for each one that is counted, before the guard ends the search
-PAUSED_GUARD = 2.0  # the same for what is beside the limit that was asked for
+GUARD = 2.0  # seconds for each one that is counted, before the guard ends the search
 
 
 @dataclass
@@ -116,7 +115,7 @@ def counted(limit_s: float = math.inf) -> Iterator[Clock]:
 def paused(limit_s: float) -> Iterator[Clock]:
     """Inside, a clock from 0 on for ``limit_s``; outside it was no time at all."""
     outside, started = current(), time.monotonic()
-    clock = Clock(guard=started + PAUSED_GUARD * limit_s)
+    clock = Clock(guard=started + GUARD * limit_s)
     try:
         with using(clock):
             yield clock

@@ -24,8 +24,9 @@ READ_S = 5e-6  # for each coefficient
 CUTS_S, CUT_S = 0.01, 2e-7  # for each round of cuts, or node, that the log has a line of; and by coefficients
 ITERATION_S = 1.7e-6  # for each iteration of HiGHS, times the root of the number of coefficients
 LEAST_S, ROOT_S, NODE_S = 1.5e-5, 4e-5, 1.5e-6  # before the first branch at least, and often; each node
-LARGE, MEDIUM = 50_000, 8_000  # coefficients
-FEW = 40  # nodes that there is time for
+BRIEF_S = 0.5  # real time: for less, it is not worth to look at the clock
+SLOW = 1.5  # times what is expected: rounds of cuts can take far longer than what is counted for them
+LARGE = 50_000  # coefficients: to try out where to branch takes longer than to branch
 ITERATIONS = re.compile(r"% .* (\d+)([km]?) +\d+\.\d+s$")  # up to now, at the end of a line of the log
 SCALE = {"": 1, "k": 10**3, "m": 10**6}
 Reason = mathopt.TerminationReason
@@ -120,14 +121,13 @@ class Model:
         if time_limit_s is not None and time_limit_s < LEAST_S * size:
             return Result(None, -math.inf, False)
         program = mathopt.Model.from_model_proto(proto)
-        nodes = _nodes(node_limit, time_limit_s, size)
         parameters = mathopt.SolveParameters(
             relative_gap_tolerance=gap,
-            node_limit=nodes,
-            time_limit=_guard(),
+            node_limit=_nodes(node_limit, time_limit_s, size),
+            time_limit=_guard(time_limit_s, size),
             random_seed=1,
             presolve=None if fixed or self.is_presolved else mathopt.Emphasis.OFF,
-            highs=_options(is_long=size >= (LARGE if nodes is None or nodes >= FEW else MEDIUM)),
+            highs=_options(size),
         )
         meter = _Meter(CUTS_S + CUT_S * size, ITERATION_S * math.sqrt(size))
         spend(READ_S * size)
@@ -213,23 +213,20 @@ def _nodes(limit: int | None, time_limit_s: float | None, size: int) -> int | No
     return min(given, default=None)
 
 
-def _options(is_long: bool) -> highs_pb2.HighsOptionsProto:
-    """The log has a line wherever it can have one.
-
-    What is large, or medium and with little time, is not solved again and again in parts, nor is it tried out
-    where to branch: that takes longer than to branch.
-    """
+def _options(size: int) -> highs_pb2.HighsOptionsProto:
+    """The log has a line wherever it can have one; a large program is not solved again and again in parts."""
     options = highs_pb2.HighsOptionsProto(double_options={"mip_min_logging_interval": 0.0})
-    if is_long:
-        options.int_options["mip_pscost_minreliable"] = 0
+    if size >= LARGE:
+        options.int_options["mip_pscost_minreliable"] = 0  # no branch is tried out before it is taken
         for again in ("allow_restart", "heuristic_run_rins", "heuristic_run_root_reduced_cost"):
             options.bool_options[f"mip_{again}"] = False
     return options
 
 
-def _guard() -> timedelta | None:
+def _guard(time_limit_s: float | None, size: int) -> timedelta | None:
     """Real time."""
-    left_s = current().real_left()
+    expected_s = math.inf if time_limit_s is None else max(BRIEF_S, time_limit_s, ROOT_S * size)
+    left_s = min(current().real_left(), SLOW * expected_s)
     return timedelta(seconds=max(left_s, 0.01)) if math.isfinite(left_s) else None
 
 
