@@ -23,7 +23,7 @@ STEPS = 8
 SHARES = (0.75, 0.5)
 NEAR_FLOOR = 1.05  # of what is above resident: at the floor itself nothing is left to choose
 TOO_LITTLE = "1kB"
-TIME_LIMIT_S = 6.0
+TIME_LIMIT_S = 10.0
 REFERENCE = "compiled"
 
 

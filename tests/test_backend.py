@@ -216,56 +216,6 @@ def test_an_output_that_is_no_scalar() -> None:
     assert same_bits(*grads)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_each_batch_size_has_a_plan_of_its_own(dynamic: bool) -> None:
-    """Also with dynamic=True: a plan keeps the budget at the sizes that it was made for, no others."""
-    model, backend = Block(), eager("2MB")
-    run = torch.compile(model, backend=backend, dynamic=dynamic)
-    for rows in (256, 64, 256):
-        ours = gradients(model, run, rows)
-        torch.testing.assert_close(ours, gradients(model, model, rows))
-    assert len(backend.plans) == 2
-    assert backend.plans[0].peak_bytes > backend.plans[1].peak_bytes
-
-
-def test_views_are_views_of_sizes_that_vary_too() -> None:
-    """The sizes that they are told are computed in the graph."""
-    backend = eager(None)
-    weight = torch.ones(8, 8, requires_grad=True)
-
-    def flat(x: torch.Tensor) -> torch.Tensor:
-        b, t, d = x.shape
-        return (x @ weight).view(b * t, d).sin().view(b, t * d).sum()
-
-    run = torch.compile(flat, backend=backend, dynamic=True)
-    run(torch.ones(4, 16, 8)).backward()
-    graph = backend.problems[0].graph
-    views = [i for i, op in enumerate(graph.ops) if op.target == "aten.view.default"]
-    assert any(len(graph.ops[i].inputs) > 1 for i in views) and graph.views.issuperset(views)
-
-
-def test_a_dynamic_size_that_outgrows_the_budget_is_refused() -> None:
-    scale = nn.Parameter(torch.ones(32))
-    run = torch.compile(lambda x: (x * scale).sin().exp(), backend=eager(200_000), dynamic=True)
-    run(batch(64)).sum().backward()
-    with pytest.raises(rematc.BudgetError):
-        run(batch(4096))
-
-
-def test_a_number_that_varies_from_call_to_call() -> None:
-    """Dynamo makes it an input of the graph from the second call on; the backward pass reads it too."""
-    model, backend = Block().eval(), eager("2MB")
-
-    def scaled(x: Tensor, k: int) -> Tensor:
-        return (model(x) * k).sin()
-
-    run = torch.compile(scaled, backend=backend)
-    for k in (3, 5, 7):
-        ours = gradients(model, lambda x, k=k: run(x, k))  # type: ignore[misc]
-        torch.testing.assert_close(ours, gradients(model, lambda x, k=k: scaled(x, k)))  # type: ignore[misc]
-    assert len(backend.plans) == 2
-
-
 # Without gradients
 
 
@@ -294,20 +244,6 @@ def test_results_that_have_no_gradient() -> None:
 
 
 # Where no budget would be kept
-
-
-def test_the_last_version_that_torch_compiles_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """For inputs of yet another size it runs the model eagerly."""
-    model, backend = nn.Linear(4, 4), eager("1MB")
-    run = torch.compile(lambda x: model(x).sum(), backend=backend)
-    said = []
-    with torch._dynamo.config.patch(recompile_limit=3):
-        for rows in range(2, 6):
-            run(torch.ones(rows, 4)).backward()
-            said.append("no budget is kept" in caplog.text)
-    assert said == [False, False, True, True]
-    assert len(backend.plans) == 3
-    assert sum("no budget is kept" in message for message in caplog.messages) == 1
 
 
 def test_a_budget_for_which_nothing_was_compiled_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

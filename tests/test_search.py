@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from benchmarks import corpus
-from rematc.baselines import STRATEGIES
-from rematc.errors import BudgetError, PlanError
+from rematc.errors import BudgetError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -21,7 +20,7 @@ from rematc.solve import solve, solver
 from rematc.solve.along import along
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
-from rematc.solve.expand import Draft, expand, keep_all, written_again
+from rematc.solve.expand import Draft, expand, keep_all
 from rematc.solve.formulate import formulate
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import unmerged
@@ -278,34 +277,6 @@ def test_a_budget_can_be_given_to_solve() -> None:
     problem = chain(12, ns=100)
     budget = save_all_peak(problem) - 3
     assert solve(problem, budget_bytes=budget).budget_bytes == budget
-
-
-@pytest.mark.usefixtures("_as_if_large")
-@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 60, 20)], ids=str)
-def test_a_plan_can_be_written_again_for_its_core(seeds: range) -> None:
-    for asked, _ in with_optima(map(random_problem, seeds)):
-        if plan := solved(asked):
-            again = written_again(asked, unmerged(reduce(asked)), plan)
-            assert again and again.plan.cost_ns <= plan.cost_ns and again.plan.peak_bytes <= plan.peak_bytes
-            validate(asked, again.plan)
-
-
-def test_a_plan_that_is_known_spares_the_search_for_the_lowest_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = corpus.load("gpt2_2")
-    with pytest.raises(BudgetError) as refused:
-        solve(problem, budget_bytes=1)
-    asked, floor = problem.with_budget(refused.value.minimum_bytes), refused.value.plan
-    found = solve(asked)
-    monkeypatch.setattr(solver, "lowest", lambda *_: pytest.fail("searched for the lowest peak"))
-    assert replace(solve(asked, known=floor), solve_s=0) == replace(found, solve_s=0)
-    with pytest.raises(pytest.fail.Exception, match="searched"):
-        solve(asked, known=replace(STRATEGIES["save_all"](problem, SolveOptions()), status="feasible"))
-
-
-def test_a_known_plan_of_another_problem_is_an_error() -> None:
-    problem = corpus.load("gpt2_2")
-    with pytest.raises(PlanError, match="names op 100000"):
-        solve(problem, budget_bytes=10**10, known=Plan((), (100_000,)))
 
 
 def test_one_second_is_enough_for_a_plan_and_a_bound() -> None:

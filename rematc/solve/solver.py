@@ -185,7 +185,7 @@ def _solve_large(
             return _judge(found.best.plan, bound_ns, options.gap)
         improver.begin(found.best, bound_ns)
         if not improver.searches:  # any plan is worth more than the time limit
-            improver.begin_from(_again(problem, merged, known) or _tightest(problem, merged))
+            improver.begin_from(_as_written(problem, merged, known) or _tightest(problem, merged))
         bound_ns = max(bound_ns, improver.bound_ns)
         is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
         if if_far is end or searching.is_over or not is_close:
@@ -239,7 +239,7 @@ def _chained(problem: Problem, merged: Merged) -> Written | None:
     return plans.written(problem.budget_bytes) if plans else None
 
 
-def _again(problem: Problem, merged: Merged, known: Plan | None) -> Written | None:
+def _as_written(problem: Problem, merged: Merged, known: Plan | None) -> Written | None:
     """The plan that is ``known``, for one of the cores for which it keeps to the budget."""
     assert problem.budget_bytes is not None
     if known is None:
