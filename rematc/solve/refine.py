@@ -29,8 +29,10 @@ ROWS = 16  # other stages that get a row
 class Refined:
     """What is told apart by now: spans, stages with a row of their own in those, and runs, as (unit, stage).
 
-    ``is_complete``: all rows of the given order are there, and no other order is asked about. ``tail``: told
-    exactly, nothing is refined in it. ``cuts``: those along paths that mattered so far.
+    ``forward`` and ``as_one`` are units of the full core that have a row in the forward pass, the latter as if
+    merged units always ran there together. ``is_complete``: all rows of the given order are there, and no other
+    order is asked about. ``tail``: told exactly, nothing is refined in it. ``cuts``: those along paths that
+    mattered so far.
     """
 
     spans: Spans
@@ -38,6 +40,7 @@ class Refined:
     any_order: set[tuple[int, int]] = field(default_factory=set)
     in_order: set[tuple[int, int]] = field(default_factory=set)
     forward: set[int] = field(default_factory=set)
+    as_one: set[int] = field(default_factory=set)
     is_complete: bool = False
     tail: Tail | None = None
     cuts: Cuts = field(default_factory=dict)
@@ -45,7 +48,7 @@ class Refined:
     @property
     def bounds_all(self) -> bool:
         """Is the optimum a lower bound on every plan?"""
-        return self.is_complete or not self.in_order
+        return self.is_complete or not (self.in_order or self.as_one)
 
     def within(self, budget_bytes: int) -> Refined:
         """A copy to refine further, for plans that keep to ``budget_bytes`` with the small blocks counted."""
@@ -56,6 +59,7 @@ class Refined:
             any_order={*self.any_order},
             in_order={*self.in_order},
             forward={*self.forward},
+            as_one={*self.as_one},
             tail=tail,
             cuts={**self.cuts},
         )
@@ -63,9 +67,8 @@ class Refined:
     @property
     def size(self) -> int:
         """Grows with every refinement."""
-        return (
-            len(self.spans) + len(self.stages) + len(self.any_order) + len(self.in_order) + len(self.forward)
-        )
+        told = (self.spans, self.stages, self.any_order, self.in_order, self.forward, self.as_one)
+        return sum(map(len, told))
 
 
 def complete(core: Core) -> Refined:
@@ -88,8 +91,10 @@ def build(problem: Problem, merged: Merged, refined: Refined, *, least_peak: boo
         add_burst(f, merged, u, t, ordered=False)
     for u, t in sorted((u, t) for u, t in refined.in_order if t < end):
         add_burst(f, merged, u, t, ordered=True)
-    for u in sorted(refined.forward):
-        add_forward(f, merged, u)
+    for u in sorted(refined.forward - refined.as_one):
+        add_forward(f, merged, u, as_one=False)
+    for u in sorted(refined.as_one):
+        add_forward(f, merged, u, as_one=True)
     spend(COEFFICIENT_S * len(f.model.coefficient))
     return f
 
@@ -108,7 +113,8 @@ def refine(
     ``strict``: memory rows are in the given order at once. If not, a stage told apart may be over by the
     small blocks, which no row counts.
     """
-    size, end = refined.size, refined.tail.start if refined.tail else len(merged.core.stages)
+    size, known_forward = refined.size, {*refined.forward}
+    end = refined.tail.start if refined.tail else len(merged.core.stages)
     full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
     unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
     over: dict[int, int] = {}
@@ -122,7 +128,9 @@ def refine(
         if t is not None:
             over[t] = max(excess, over.get(t, 0))
         elif op in full_unit:
-            refined.forward.add(full_unit[op])
+            u = full_unit[op]
+            is_sure = u in merged.lead or merged.full.units[u].required
+            (refined.as_one if strict or u in known_forward or not is_sure else refined.forward).add(u)
     worst = _worst(over, at_once)
     known = set(refined.any_order)
     for op, t, _ in found:
