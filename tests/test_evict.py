@@ -12,6 +12,7 @@ from rematc.options import SolveOptions
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
 from rematc.solve import solve
+from rematc.solve.clock import counted
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.evict import evict
@@ -70,6 +71,16 @@ def large() -> Problem:
 def test_it_ends_when_it_is_time() -> None:
     problem = large().with_budget(large().base_bytes + 40_000)
     assert evict(problem, unmerged(reduce(problem)), Deadline(-math.inf)) is None
+
+
+def test_it_counts_all_that_it_looks_at() -> None:
+    """To say what is cheapest to make again takes far longer than to make it: a second was half a minute."""
+    problem = corpus.load("rand250_0")
+    asked = problem.with_budget(int(0.8 * simulate(problem, solve(problem)).peak_bytes))
+    merged = unmerged(reduce(asked))
+    with counted() as clock:
+        evict(asked, merged, Deadline.after(0.5))
+        assert 0.5 <= clock.done < 0.6
 
 
 def test_graphs_with_a_backward_pass_are_not_for_it() -> None:

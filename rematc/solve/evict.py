@@ -20,7 +20,7 @@ from rematc.solve.reduce import Core
 
 MOST_RUNS = 60  # of units, for each there is: who needs more makes hardly any headway
 DEEPEST = 150  # units made again for one another
-RUN_S = 1e-4  # of work
+RUN_S, LOOK_S = 2e-5, 5e-7  # of work, for a unit made again, and one looked at for what that costs
 TRIES = 3
 
 Score = Callable[[int, int, int], float]  # from what a block costs, its bytes, stages to its next use
@@ -133,14 +133,16 @@ class _Memory:
 
     def _room(self, needed: int) -> None:
         """Evict until ``needed`` bytes fit beside what is there."""
-        while self.taken + needed > self.limit:
-            free = [b for b in self.there if self.locked[b] <= 0 and self.core.block_bytes[b]]
-            free = [b for b in free if not self.core.units[self.core.maker[b]].pinned]
-            if not free:
-                raise _FullError
-            out = min(free, key=lambda b: (self._score(b), b))
+        if self.taken + needed <= self.limit:
+            return
+        free = [b for b in self.there if self.locked[b] <= 0 and self.core.block_bytes[b]]
+        free = [b for b in free if not self.core.units[self.core.maker[b]].pinned]
+        for out in sorted(free, key=lambda b: (self._score(b), b)):
             self.there.discard(out)
             self.taken -= self.core.block_bytes[out]
+            if self.taken + needed <= self.limit:
+                return
+        raise _FullError
 
     def _score(self, b: int) -> float:
         uses = self.uses[b]
@@ -159,4 +161,5 @@ class _Memory:
                 if x not in self.there and x not in self.core.held and maker[x] not in seen:
                     seen.add(maker[x])
                     stack.append(maker[x])
+        spend(LOOK_S * len(seen))
         return cost

@@ -29,10 +29,10 @@ ROWS = 16  # other stages that get a row
 class Refined:
     """What is told apart by now: spans, stages with a row of their own in those, and runs, as (unit, stage).
 
-    ``forward`` and ``as_one`` are units of the full core that have a row in the forward pass, the latter as if
-    merged units always ran there together. ``is_complete``: all rows of the given order are there, and no other
-    order is asked about. ``tail``: told exactly, nothing is refined in it. ``cuts``: those along paths that
-    mattered so far.
+    ``forward`` and ``as_one`` are units of the full core that have a row in the forward pass, the latter as
+    if merged units always ran there together. ``is_complete``: all rows of the given order are there, and no
+    other order is asked about. ``tail``: told exactly, nothing is refined in it. ``cuts``: those along paths
+    that mattered so far.
     """
 
     spans: Spans

@@ -105,9 +105,9 @@ def _in_any_order(f: Formulation, u: int, t: int, inputs: tuple[int, ...]) -> tu
 def add_forward(f: Formulation, merged: Merged, u: int, *, as_one: bool) -> None:
     """The memory row of unit u of the full core running in forward.
 
-    resident + what later units that run read + what is saved + its own <= budget. Of a merged unit that forward
-    does not need all parts run there, if ``as_one``. A plan may run its lead there, and the others later: not
-    ``as_one``, the optimum stays a bound for those plans, too.
+    resident + what later units that run read + what is saved + its own <= budget. Of a merged unit that
+    forward does not need all parts run there, if ``as_one``. A plan may run its lead there, and the others
+    later: not ``as_one``, the optimum stays a bound for those plans, too.
     """
     full = merged.full
     saved = {name: f.kept.get((b, 0)) for b, name in enumerate(merged.full_block)}

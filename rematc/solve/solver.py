@@ -31,7 +31,7 @@ from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
-LIKE = 0.25  # of the time left, to mend what breaks the budget by much
+LIKE = 0.25  # of the time left, to evict, and to mend what breaks the budget by much
 FINER = 2, 4  # parts of what counts as little
 CLOSE = 0.1  # from the bound: a plan so cheap is made cheaper beside the search, if not of a large program
 HOPELESS = 1.5  # times the cheapest plan known: not worth starting from
@@ -220,7 +220,7 @@ def _starts(
     greedy = drop(problem, merged)
     found = [plain, greedy, _chained(problem, merged)]
     if not any(found):
-        found = [greedy := evict(problem, merged, deadline)]
+        found = [greedy := evict(problem, merged, Deadline.after(LIKE * deadline.left()))]
     if nearest and not any(found):
         limit = Deadline.after(LIKE * deadline.left())
         found = [mended(problem, nearest, Refined(tightest(merged.core)), gap, limit)]
