@@ -11,13 +11,14 @@ from rematc.errors import BudgetError
 from rematc.problem import Problem
 from rematc.solve import solve, solver
 from rematc.solve.deadline import Deadline
+from rematc.solve.expand import expand, keep_all
 from rematc.solve.merge import merge
 from rematc.solve.reduce import reduce
-from rematc.solve.refine import Refined
+from rematc.solve.refine import Refined, refine
 from rematc.solve.search import search
 from rematc.solve.spans import tightest
 from tests import oracle
-from tests.graphs import Builder, with_optima
+from tests.graphs import Builder, chain, with_optima
 from tests.test_search import solved
 
 
@@ -106,3 +107,16 @@ def test_the_search_knows_when_it_is_no_bound(seeds: range) -> None:
         as_one += 1
         merges += any(len(parts) > 1 for parts in merged.parts)
     assert as_one and merges > 20
+
+
+def test_no_row_is_asked_for_that_says_nothing_more() -> None:
+    """Small blocks, which no row counts, can break the budget in forward: that is no reason to bound less."""
+    problem = chain(12)
+    merged = merge(reduce(problem))
+    assert not merged.apart
+    refined, written = Refined(tightest(merged.core)), expand(problem, merged, keep_all(merged.core))
+    asked = problem.with_budget(problem.base_bytes + 5)
+    assert refine(asked, merged, refined, written) and refined.forward
+    while refine(asked, merged, refined, written):
+        pass
+    assert not refined.as_one

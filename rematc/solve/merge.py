@@ -45,6 +45,12 @@ class Merged:
         """What the blocks take at the most that the smaller core does not count."""
         return sum(self.full.block_bytes[b] for b in self.small)
 
+    @cached_property
+    def apart(self) -> frozenset[int]:
+        """The full core's units that need not run in forward where they do that they are one with."""
+        parts = {p for parts in self.parts for p in parts if not self.full.units[p].required}
+        return frozenset(parts.difference(self.lead))
+
     def counted(self, *, at_most: bool = False) -> Merged:
         """The same, but each stage counts the small blocks that it or a later one reads.
 

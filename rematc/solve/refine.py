@@ -113,7 +113,7 @@ def refine(
     ``strict``: memory rows are in the given order at once. If not, a stage told apart may be over by the
     small blocks, which no row counts.
     """
-    size, known_forward = refined.size, {*refined.forward}
+    size, known = refined.size, {*refined.forward}
     end = refined.tail.start if refined.tail else len(merged.core.stages)
     full_unit = {unit.op: u for u, unit in enumerate(merged.full.units)}
     unit = {merged.full.units[p].op: u for u, parts in enumerate(merged.parts) for p in parts}
@@ -129,15 +129,18 @@ def refine(
             over[t] = max(excess, over.get(t, 0))
         elif op in full_unit:
             u = full_unit[op]
-            is_sure = u in merged.lead or merged.full.units[u].required
-            (refined.as_one if strict or u in known_forward or not is_sure else refined.forward).add(u)
+            is_said = u in known | merged.apart  # in any row that leaves every plan in
+            if strict or (is_said and excess > merged.small_bytes and max(merged.apart, default=-1) >= u):
+                refined.as_one.add(u)
+            elif not is_said:
+                refined.forward.add(u)
     worst = _worst(over, at_once)
-    known = set(refined.any_order)
+    bursts = set(refined.any_order)
     for op, t, _ in found:
         is_first_run = t is not None and op in unit and merged.core.stages[t].unit == unit[op]
         if t in worst and op in unit and not is_first_run and _is_single(refined, t):
             pair = (unit[op], t)
-            (refined.in_order if strict or pair in known else refined.any_order).add(pair)
+            (refined.in_order if strict or pair in bursts else refined.any_order).add(pair)
     refined.spans = refined.spans.alone(worst)
     if not strict:
         others = {t: e for t, e in over.items() if not _is_single(refined, t)}
