@@ -2,7 +2,8 @@
 
 Between two cuts lies a segment: its units read the block that crosses into it, its own blocks, and those
 that are *always* kept, because they are read all over the graph (masks, position tables, an encoder's
-result), can't be made twice, or are read in backward far from the segment's other blocks.
+result) or made from all over it (a sum of what each layer adds), can't be made twice, or are read in backward
+far from the segment's other blocks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rematc.solve.reduce import Core
 MOST = 200  # segments; more would make their number's square too large
 PARTS = (2, 4, 8, 16, 32, 64)  # of forward: a block that is read over more than one is kept
 FEW = 3  # a chain has at least as many segments
+WORTH = 0.9  # of what a chain needs without it: so much, a sum over all of forward is kept
 NEAR = 3  # segments that are read together, no farther apart than this, become one
 
 Cut = tuple[int, int | None]
@@ -69,8 +71,48 @@ def chain_of(core: Core) -> Chain | None:
     if core.born and max(core.born) >= 0:
         return None
     order = _order(core)
-    chains = [_chain(core, order, len(core.units) // parts) for parts in PARTS]
+    spans = [len(core.units) // parts for parts in PARTS]
+    plain = _least([_chain(core, order, span, frozenset()) for span in spans])
+    kept = [_gathered(core, order, span) for span in spans]
+    other = _least([_chain(core, order, *each) for each in zip(spans, kept, strict=True) if each[1]])
+    if plain and other:
+        return other if _needs(other) < WORTH * _needs(plain) else plain
+    return plain or other
+
+
+def _least(chains: list[Chain]) -> Chain | None:
     return min((c for c in chains if len(c.segments) >= FEW), key=_needs, default=None)
+
+
+def _gathered(core: Core, order: list[int], span: int) -> frozenset[int]:
+    """Blocks read in backward that more than ``span`` units of forward add to, which serve nothing else.
+
+    Such is a sum of something from each layer: kept, none of its parts crosses a cut.
+    """
+    read = {b for stage in core.stages for b in stage.reads}
+    serves, place = dict[int, set[int]](), {u: n for n, u in enumerate(order)}
+    for u in reversed(range(len(core.units))):
+        later = (serves[w] for b in core.units[u].makes for w in core.readers[b] if b not in read)
+        found = {b for b in core.units[u].makes if b in read}.union(*later)
+        serves[u] = found if len(found) <= 1 else {-1}
+    first = {b: place[u] for u in reversed(order) for b in serves[u]}
+    return frozenset(
+        b
+        for b, n in first.items()
+        if b >= 0 and b not in core.held and place[core.maker[b]] - n > max(span, 1)
+    )
+
+
+def _useful(core: Core, kept: frozenset[int]) -> set[int]:
+    """Units that make what backward reads, beside ``kept``, from that and what is always at hand."""
+    found = set[int]()
+    stack = [b for stage in core.stages for b in stage.reads]
+    while stack:
+        b = stack.pop()
+        if b not in kept and b not in core.held and core.maker[b] not in found:
+            found.add(core.maker[b])
+            stack.extend(core.units[core.maker[b]].reads)
+    return found
 
 
 def _needs(chain: Chain) -> int:
@@ -89,17 +131,22 @@ def _order(core: Core) -> list[int]:
     return sorted(at, key=lambda u: (at[u], u))
 
 
-def _chain(core: Core, order: list[int], span: int) -> Chain:
-    """The chain where blocks read more than ``span`` units after they are made are always kept."""
+def _chain(core: Core, order: list[int], span: int, kept: frozenset[int]) -> Chain:
+    """The chain where ``kept`` and blocks read more than ``span`` units after they are made are always kept.
+
+    Units that are for ``kept`` alone are in no segment.
+    """
+    useful = _useful(core, kept) if kept else {*order}
+    order = [u for u in order if u in useful]
     place = {u: n for n, u in enumerate(order)}
     lives = [
-        (place[core.maker[b]], max((place[w] for w in readers), default=-1))
+        (place.get(core.maker[b], -1), max((place.get(w, -1) for w in readers), default=-1))
         for b, readers in enumerate(core.readers)
     ]
-    long = {b for b, (first, last) in enumerate(lives) if last - first > max(span, 1)}
+    long = {b for b, (first, last) in enumerate(lives) if last - first > max(span, 1) and first >= 0}
     pinned = {b for unit in core.units if unit.pinned for b in unit.makes}
-    always = frozenset(long | pinned) - core.held
-    cuts = _cuts(core, lives, always)
+    always = frozenset(long | pinned | kept) - core.held
+    cuts = _cuts(core, len(order), lives, always)
     while True:
         chain, needless, astray = _assigned(core, order, cuts, always)
         if not needless and not astray:
@@ -108,17 +155,17 @@ def _chain(core: Core, order: list[int], span: int) -> Chain:
         always |= astray
 
 
-def _cuts(core: Core, lives: list[tuple[int, int]], always: frozenset[int]) -> list[Cut]:
+def _cuts(core: Core, n_units: int, lives: list[tuple[int, int]], always: frozenset[int]) -> list[Cut]:
     """The cuts: the place of the unit that comes next, and the block that crosses alone."""
-    change, blocks = [0] * (len(core.units) + 1), [0] * (len(core.units) + 1)
+    change, blocks = [0] * (n_units + 1), [0] * (n_units + 1)
     for b, (first, last) in enumerate(lives):
-        if last > first and b not in always and b not in core.held:
+        if last > first >= 0 and b not in always and b not in core.held:
             for n, sign in ((first + 1, 1), (last + 1, -1)):
                 change[n] += sign
                 blocks[n] += sign * b
     found: dict[int, int] = {}
     for n, (crossing, b) in enumerate(zip(accumulate(change), accumulate(blocks), strict=True)):
-        if crossing == 1 and n < len(core.units):
+        if crossing == 1 and n < n_units:
             found.setdefault(b, n)
     positions = sorted((n, b) for b, n in found.items())
     return [(0, None), *positions[:: max(1, -(-len(positions) // MOST))]]

@@ -1,0 +1,111 @@
+"""A sum of something from each layer: kept, the rest is a chain. WaveNets are made so."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rematc.problem import Problem
+from rematc.solve.chain import chain_plans
+from rematc.solve.drop import drop
+from rematc.solve.merge import merge
+from rematc.solve.reduce import reduce
+from rematc.solve.segments import chain_of
+from tests.graphs import Builder, save_all_peak
+from tests.test_prefix import compared
+
+
+def summed(n: int, rng: random.Random | None = None, inner: int = 1) -> Problem:
+    """``n`` layers: ops that backward reads, what goes on to the next layer, and a sum of all, read last.
+
+    Of random sizes and times with ``rng``; without it all is of 4 bytes and 10 ns.
+    """
+
+    def size() -> int:
+        return rng.randint(1, 5) if rng else 4
+
+    def ns() -> int:
+        return rng.randint(1, 9) if rng else 10
+
+    b = Builder()
+    x, total, made = b.input("x"), None, list[list[int]]()
+    for k in range(n):
+        parts = [x]
+        for i in range(inner):
+            parts += b.op(f"f{k}.{i}", parts[-1:], size(), ns=ns())
+        made.append(parts)
+        (x,) = b.op(f"x{k}", [parts[0], parts[-1]], size(), ns=ns())
+        (total,) = b.op(f"t{k}", [total, parts[-1]] if total else parts[-1:], size(), ns=ns())
+    assert total is not None
+    loss = b.op("loss", [total], 1, ns=0)
+    (grad,) = b.op("b", [b.tangent("dy", 1), total], 1, phase="backward")
+    for parts in reversed(made):
+        (grad,) = b.op(f"b{len(b.ops)}", [grad, *parts], 1, phase="backward")
+    return b.problem(loss, [grad])
+
+
+def test_the_sum_is_kept_and_its_parts_cross_no_cut() -> None:
+    core = reduce(summed(8, inner=2))
+    found = chain_of(core)
+    assert found is not None
+    (kept,) = found.always
+    assert kept in core.stages[0].reads and len(found.segments) >= 8
+    inside = {u for segment in found.segments for u in segment.units}
+    outside = {u for u in range(len(core.units)) if u not in inside}
+    assert sum(any(core.readers[b] or b == kept for b in core.units[u].makes) for u in outside) == 8  # sums
+    for u in outside:
+        for b in core.units[u].makes:
+            assert b == kept or {*core.readers[b]} <= outside
+    for t, stage in enumerate(core.stages):
+        own = [s for s in found.segments if t in s.stages]
+        there = {b for s in own for u in s.units for b in core.units[u].makes} | {s.enters for s in own}
+        after = {s.enters for s in found.segments}
+        assert {*stage.reads} <= there | after | found.always | core.held
+
+
+@pytest.mark.parametrize(("n", "inner", "many"), [(3, 1, 12), (2, 2, 6)])
+def test_no_plan_costs_less_than_the_bound(n: int, inner: int, many: int) -> None:
+    """The sum is there for nothing, and who makes it is in no segment: exhaustive search knows of all."""
+    rng = random.Random(n)
+    dear, exact = compared(summed(n, rng, inner) for _ in range(many))
+    assert dear > many and exact > 0
+
+
+def gated(n: int) -> Problem:
+    """``n`` layers of a WaveNet: two convolutions of one input, their product, and what that adds to all."""
+    b = Builder()
+    x, total, made = b.input("x"), None, list[tuple[int, ...]]()
+    for k in range(n):
+        (a,), (g,) = b.op(f"filter{k}", [x], 4, ns=40), b.op(f"gate{k}", [x], 4, ns=40)
+        (a,), (g,) = b.op(f"tanh{k}", [a], 4, ns=10), b.op(f"sigmoid{k}", [g], 4, ns=10)
+        (y,) = b.op(f"mul{k}", [a, g], 4, ns=3)
+        (z,) = b.op(f"skip{k}", [y], 4, ns=15)
+        made.append((x, a, g, y))
+        (x,) = b.op(f"x{k}", [x, z], 4, ns=3)
+        (total,) = b.op(f"t{k}", [total, z] if total else [z], 4, ns=3)
+    assert total is not None
+    loss = b.op("loss", [total], 1, ns=0)
+    (top,) = b.op("b", [b.tangent("dy", 1), total], 4, phase="backward")
+    grad = top
+    for x, a, g, y in reversed(made):
+        (dz,) = b.op(f"b{len(b.ops)}", [grad, top], 4, phase="backward")
+        (dy,) = b.op(f"b{len(b.ops)}", [dz, y], 4, phase="backward")
+        (da,) = b.op(f"b{len(b.ops)}", [dy, a, g], 4, phase="backward")
+        (dg,) = b.op(f"b{len(b.ops)}", [dy, a, g], 4, phase="backward")
+        (dx,) = b.op(f"b{len(b.ops)}", [da, x], 4, phase="backward")
+        (grad,) = b.op(f"b{len(b.ops)}", [grad, dg, dx, x], 4, phase="backward")
+    return b.problem(loss, [grad])
+
+
+@pytest.mark.parametrize(("n", "share"), [(10, 0.3), (16, 0.3), (16, 0.4)])
+def test_a_deep_one_has_a_plan_from_its_chain(n: int, share: float) -> None:
+    """No chain was found, and dropping, at 25 to 40 times the forward pass, was all there was."""
+    problem = gated(n)
+    forward_ns = sum(problem.costs[i].runtime_ns for i in problem.graph.forward)
+    asked = problem.with_budget(int(share * save_all_peak(problem)))
+    merged = merge(reduce(asked))
+    plans, dropped = chain_plans(asked, merged), drop(asked, merged)
+    written = plans and plans.written(int(share * save_all_peak(problem)))
+    assert written and written.plan.cost_ns < forward_ns
+    assert dropped is None or dropped.plan.cost_ns > 10 * forward_ns
