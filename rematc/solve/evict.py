@@ -1,4 +1,4 @@
-"""A plan without a MILP for a general graph: run op after op, and evict what costs least when room is short.
+"""A plan without a MILP for any graph: run op after op, and evict what costs least when room is short.
 
 What is read and was evicted is made again, with all that is missing on the way to it. Dynamic tensor
 rematerialization (Kirisame et al. 2021) does so while a model runs; here what is read when is known
@@ -33,7 +33,9 @@ SCORES: tuple[Score, ...] = (
 
 
 def evict(problem: Problem, merged: Merged, deadline: Deadline) -> Written | None:
-    """The cheapest plan within the budget that one of `SCORES` leads to, or None; for a general graph.
+    """The cheapest plan within the budget that one of `SCORES` leads to, or None.
+
+    Of what a forward pass makes, that is saved which backward reads before it is evicted.
 
     >>> from rematc.exchange import from_networkx
     >>> import networkx
@@ -49,15 +51,13 @@ def evict(problem: Problem, merged: Merged, deadline: Deadline) -> Written | Non
     """
     assert problem.budget_bytes is not None
     core, found = merged.core, list[Written]()
-    if min(core.born, default=-1) < 0:
-        return None
     for score in SCORES:
         limit = problem.budget_bytes
         for _ in range(TRIES):
-            runs = _Memory(core, limit, score, deadline).runs()
-            if runs is None:
+            draft = _Memory(core, limit, score, deadline).draft()
+            if draft is None:
                 break
-            written = expand(problem, merged, Draft(frozenset(), runs))
+            written = expand(problem, merged, draft)
             if written.plan.peak_bytes <= problem.budget_bytes:
                 found.append(written)
                 break
@@ -78,15 +78,18 @@ class _Memory:
         for t, stage in enumerate(core.stages):
             for b in stage.reads:
                 self.uses[b].append(t)
-        self.there: set[int] = set()
+        self.there = {b for b, u in enumerate(core.maker) if core.born[u] < 0 and b not in core.held}
+        self.saved, self.unread = {*self.there}, {*self.there}
         self.locked: Counter[int] = Counter()
-        self.t = self.taken = self.count = 0
+        self.t = self.count = 0
+        self.taken = sum(core.block_bytes[b] for b in self.there)
         self.run: list[int] = []
 
-    def runs(self) -> tuple[tuple[int, ...], ...] | None:
-        """The units that run again in each stage; None where the room does not do."""
+    def draft(self) -> Draft | None:
+        """What is saved, and the units that run again in each stage; None where the room does not do."""
         found = []
         try:
+            self._room(self.core.stages[0].before_bytes)
             for t, stage in enumerate(self.core.stages):
                 self.t, self.run = t, []
                 self._lock(stage.reads, stage.before_bytes, 0)
@@ -97,12 +100,13 @@ class _Memory:
                 found.append(tuple(self.run))
         except _FullError:
             return None
-        return tuple(found)
+        return Draft(frozenset(self.saved - self.unread), tuple(found))
 
     def _lock(self, blocks: Iterable[int], beside: int, depth: int) -> None:
         """Have ``blocks`` there: those first of which most is missing."""
         wanted = [b for b in blocks if b not in self.core.held]
         present = [b for b in wanted if b in self.there]
+        self.unread.difference_update(present)
         self.locked.update(present)
         for b in sorted({*wanted} - {*present}, key=lambda b: -self._cost(b)):
             if b not in self.there:  # unless it came with another
@@ -139,6 +143,8 @@ class _Memory:
         free = [b for b in free if not self.core.units[self.core.maker[b]].pinned]
         for out in sorted(free, key=lambda b: (self._score(b), b)):
             self.there.discard(out)
+            if out in self.unread:
+                self.saved.discard(out)
             self.taken -= self.core.block_bytes[out]
             if self.taken + needed <= self.limit:
                 return

@@ -27,6 +27,7 @@ from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
 from rematc.solve.reversal import reversal
 from rematc.solve.search import Found, Search, search
+from rematc.solve.segments import chain_of
 from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
@@ -219,8 +220,10 @@ def _starts(
         return Starts([plain], bound_ns)
     greedy = drop(problem, merged)
     found = [plain, greedy, _chained(problem, merged)]
-    if not any(found):
-        found = [greedy := evict(problem, merged, Deadline.after(LIKE * deadline.left()))]
+    is_tangled = chain_of(merged.core) is None
+    if is_tangled and (max(merged.core.born, default=-1) < 0 or not any(found)):
+        found.append(evict(problem, merged, Deadline.after(LIKE * deadline.left())))
+        greedy = min(filter(None, (greedy, found[-1])), key=lambda w: w.plan.cost_ns, default=None)
     if nearest and not any(found):
         limit = Deadline.after(LIKE * deadline.left())
         found = [mended(problem, nearest, Refined(tightest(merged.core)), gap, limit)]
