@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 NOTE = "found before, and kept in the cache"
 MOST = 1000  # files kept: with more, the oldest go
 SEVERAL, FLOOR = "rematc.plans/1", "floor"
-PROOFS = 2  # counts the ways in which bounds were proven: those of another way are not taken
+PROOFS = 3  # counts the ways in which bounds were proven: those of another way are not taken
 _SEVERAL = {"digest": TEXT, "plans": list_of("texts", TEXT.fits)}
 
 
