@@ -43,7 +43,7 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
     def is_low() -> bool:
         return best.plan.peak_bytes <= max(asked, _above(problem, bound, ENOUGH))
 
-    can_narrow = max(merged.core.born, default=0) < 0
+    can_narrow = merged.core.has_forward
     if can_narrow and len(merged.core.stages) * len(merged.core.units) <= SCRATCH_PAIRS:
         until = Deadline.after(SHORT_S) if is_low() else deadline
         held = held_longer(problem, merged, max(asked, bound), until)
@@ -66,7 +66,7 @@ def _of_one_op(core: Core) -> int:
 
     0 where an op of a later stage makes what can't be made again: `loads` counts that from the beginning.
     """
-    return max(loads(core)[0]) if max(core.born, default=0) < 0 else 0
+    return max(loads(core)[0]) if core.has_forward else 0
 
 
 def _by_milp(problem: Problem, merged: Merged, best: Written, deadline: Deadline) -> tuple[Written, int]:

@@ -142,7 +142,7 @@ def merge(full: Core, most_bytes: int = 0) -> Merged:
 
 def _small(core: Core, most_bytes: float) -> frozenset[int]:
     """The smallest blocks, of ``most_bytes`` together, among those that the forward pass makes anyway."""
-    if most_bytes <= 0 or len(core.units) <= FEW or max(core.born, default=0) >= 0:
+    if most_bytes <= 0 or len(core.units) <= FEW or not core.has_forward:
         return frozenset()
     found: list[int] = []
     made = [b for u in core.units if u.required for b in u.makes if b not in core.held]

@@ -96,15 +96,20 @@ class Core:
                 found[b].append(u)
         return tuple(map(tuple, found))
 
-    def upstream(self, blocks: Iterable[int]) -> frozenset[int]:
-        """Units that make ``blocks`` from held and resident memory alone, pinned ones included."""
+    @property
+    def has_forward(self) -> bool:
+        """Does a forward pass make what stages read? Else units first run as the ops of stages."""
+        return max(self.born, default=0) < 0
+
+    def upstream(self, blocks: Iterable[int], kept: frozenset[int] = frozenset()) -> frozenset[int]:
+        """Units that make ``blocks`` from what is held, resident or ``kept`` alone, pinned ones included."""
         found: set[int] = set()
-        stack = list(blocks)
+        stack, ends = [b for b in blocks if b not in kept], self.held | kept
         while stack:
             u = self.maker[stack.pop()]
             if u not in found:
                 found.add(u)
-                stack.extend(b for b in self.units[u].reads if b not in self.held)
+                stack.extend(b for b in self.units[u].reads if b not in ends)
         return frozenset(found)
 
 

@@ -68,7 +68,7 @@ def joined(segments: Sequence[Segment]) -> Segment:
 
 def chain_of(core: Core) -> Chain | None:
     """``core`` as a chain, or None if there are hardly any cuts."""
-    if core.born and max(core.born) >= 0:
+    if not core.has_forward:
         return None
     order = _order(core)
     spans = [len(core.units) // parts for parts in PARTS]
@@ -103,18 +103,6 @@ def _gathered(core: Core, order: list[int], span: int) -> frozenset[int]:
     )
 
 
-def _useful(core: Core, kept: frozenset[int]) -> set[int]:
-    """Units that make what backward reads, beside ``kept``, from that and what is always at hand."""
-    found = set[int]()
-    stack = [b for stage in core.stages for b in stage.reads]
-    while stack:
-        b = stack.pop()
-        if b not in kept and b not in core.held and core.maker[b] not in found:
-            found.add(core.maker[b])
-            stack.extend(core.units[core.maker[b]].reads)
-    return found
-
-
 def _needs(chain: Chain) -> int:
     """Bytes of what is always kept, and of the largest segment: with no more than that backward can do."""
     size = chain.core.block_bytes
@@ -136,7 +124,8 @@ def _chain(core: Core, order: list[int], span: int, kept: frozenset[int]) -> Cha
 
     Units that are for ``kept`` alone are in no segment.
     """
-    useful = _useful(core, kept) if kept else {*order}
+    read = {b for stage in core.stages for b in stage.reads} - core.held
+    useful = core.upstream(read, kept) if kept else {*order}
     order = [u for u in order if u in useful]
     place = {u: n for n, u in enumerate(order)}
     lives = [
