@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # loaded with torch
 from rematc.errors import CaptureError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 OF_DATA = (
     "the graph has a size that depends on data, as that of x[x > 0], or that is marked as if it did "
     "(mark_unbacked): its bytes are known to the run alone\n"
@@ -562,6 +563,35 @@ def has_expandable_segments() -> bool:
 def profiler_is_active() -> bool:
     """Does a torch profiler run in this thread? There can't be a second one."""
     return bool(torch.autograd._profiler_enabled())
+
+
+def allocations(step: Callable[[], object]) -> list[int]:
+    """Bytes that the CPU's allocator gives out for ``step()``, below zero where it takes them back, in order.
+
+    By the profiler that torch had before Kineto's: it has no clock to share, so it may run in one thread
+    while a profile is taken in another, in which nothing is seen of this one's.
+    """
+    autograd, profiler = torch._C._autograd, torch.autograd
+    if not hasattr(autograd, "_enable_profiler_legacy"):
+        _say_untold()
+        return []
+    state = profiler.ProfilerState.CPU
+    shapes, memory, stack, flops, modules = False, True, False, False, False
+    config = profiler.ProfilerConfig(
+        state, shapes, memory, stack, flops, modules, torch._C._profiler._ExperimentalConfig()
+    )
+    autograd._enable_profiler_legacy(config)
+    try:
+        result = step()
+    finally:
+        events = [event for of_thread in autograd._disable_profiler_legacy() for event in of_thread]
+    del result  # held until here: what it keeps is given out
+    return [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
+
+
+@functools.cache
+def _say_untold() -> None:
+    log.warning("this torch does not say what an op allocates: a step may take more than its plan says")
 
 
 @contextmanager

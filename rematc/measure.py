@@ -63,9 +63,8 @@ def measure(
 ) -> Measurement:
     """Run ``step()`` once, after ``warmup`` runs that do not count, and return what it took.
 
-    For a step that is compiled by its first run let ``warmup`` be 2: on the CPU the last one runs under the
-    profiler, and rematc's backend can't measure what kernels take beside their results while that is on.
-    ``device`` says whose allocator is read; None is CUDA where it is in use, else the CPU. What
+    A step that is compiled by its first run takes then what compiling takes, too: with ``warmup=1`` that does
+    not count. ``device`` says whose allocator is read; None is CUDA where it is in use, else the CPU. What
     ``step`` returns is held until all is read, so it counts in ``end_bytes``. Garbage is collected
     beforehand, so that the frees of an earlier step do not fall into this one.
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from rematc import compat
-from rematc.allocations import profiler_is_taken
 from rematc.capture import is_collective
 from rematc.costs.call import Call
 from rematc.costs.made_up import arguments, check_room, may_run
 from rematc.highest import forget
-from rematc.measure import measure_each
 from rematc.rounding import as_cuda
 
 log = logging.getLogger(__name__)
@@ -42,15 +42,19 @@ def taken(calls: Iterable[Call]) -> dict[Hashable, Taken]:
     runs = {call.key: call for call in calls if may_run(call)}
     on_cuda = {key: device for key, call in runs.items() if (device := _cuda_device(call))}
     on_cpu = [key for key in runs if key not in on_cuda]
-    if on_cpu and profiler_is_taken():
-        log.warning("compiling under a profiler: workspaces can't be measured, and the peak may be higher")
-        on_cpu = []
     with compat.real_tensors(), torch.random.fork_rng(devices=set(on_cuda.values())):
         found = {key: _on_cuda(partial(_run, runs[key]), device) for key, device in on_cuda.items()}
-        measured = measure_each([partial(_run, runs[key]) for key in on_cpu]) if on_cpu else []
-    for key, m in zip(on_cpu, measured, strict=True):
-        found[key] = Taken(m.peak_bytes - m.end_bytes, m.end_bytes)
+        with ThreadPoolExecutor(1) as apart:  # whoever profiles this thread sees nothing of it
+            on_cpu_taken = apart.map(_on_cpu, (partial(_run, runs[key]) for key in on_cpu))
+            found |= dict(zip(on_cpu, on_cpu_taken, strict=True))
     return found
+
+
+def _on_cpu(prepare: Callable[[], Callable[[], object]]) -> Taken:
+    """As its allocator tells the thread that asks."""
+    step = prepare()
+    live = list(accumulate(compat.allocations(step), initial=0))
+    return Taken(max(live) - live[-1], live[-1])
 
 
 def _cuda_device(call: Call) -> torch.device | None:
