@@ -1,10 +1,11 @@
 """`python -m benchmarks.gpu`: on a machine with a GPU, everything that is claimed of one, in ten minutes.
 
 The tests that need a GPU, and then five models, each without limit, checkpointed, under torch's own budget
-and under five of rematc's. Compiling takes most of the time, so each model has a process of its own; what is
-measured or timed on the GPU, one does while the others wait. The most telling runs first, and what does not
-fit is left out. Without a GPU the same runs on the CPU, small and one after the other, so that it is known to
-work.
+and under five of rematc's: three between the least that a plan needs and no limit, two at what torch's own
+took. Compiling takes most of the time, so each model has processes of its own, about as many as there are
+cores; what is measured or timed on the GPU, one does while the others wait. The most telling runs first, and
+what does not fit is left out. Without a GPU the same runs on the CPU, small and one after the other, so that
+it is known to work.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,64 +29,50 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 
 import rematc
-from benchmarks.gpu_models import MODELS, Training, built, sqrt_of
+from benchmarks.gpu_board import Board
+from benchmarks.gpu_cells import Cell, cells
+from benchmarks.gpu_models import MODELS, Training, built
 from benchmarks.gpu_rows import FREE, Row, claims, size_of, table
 from benchmarks.gpu_turns import Clock, Turns
-from benchmarks.llama import torchs_budget
 from benchmarks.machine import nothing_kept, write_results
 from benchmarks.models import resident_bytes
 from rematc.errors import format_bytes
 
 ROUNDS = 5
-SHARES = (0.5, 0.2, 0.8, 0.35, 0.1)  # of the way from where no plan reaches to the step without limit
-TORCH_S = (0.5, 0.0)
 WARMUP = 3  # a first step compiles, a second may share the budget among several graphs
-SOLVE_S = 10.0
 FAILED, OVER = "failed", 3  # a note, and an exit status: argparse has 2
+NO_TIME = "not run: no time left"
 GRACE_S = 10.0  # for a cell that began in time
-
-
-@dataclass
-class Cell:
-    """What is to be run: a backend, made once the peak without limit is known, and the model so or so."""
-
-    name: str
-    backend: Callable[[int], Any]  # of the budget of ``share``
-    share: float | None = None
-    segment: int | None = None
-
-
-def cells(training: Training) -> Iterator[Cell]:
-    """The most telling first: after the base, each rival beside one of ours."""
-    ours = [Cell(f"rematc, {s:.0%}", lambda b: rematc.backend(b, time_limit_s=SOLVE_S), s) for s in SHARES]
-    torchs = [Cell(f"torch's budget {x}", lambda _, x=x: torchs_budget(x, "inductor")) for x in TORCH_S]  # type: ignore[misc]
-    each = Cell("checkpoint every layer", lambda _: "inductor", segment=1)
-    yield Cell(FREE, lambda _: "inductor")
-    yield from (ours[0], torchs[0], ours[1], each)
-    if training.chains:
-        yield Cell("checkpoint sqrt(L)", lambda _: "inductor", segment=sqrt_of(training.layers))
-    yield from (ours[3], torchs[1], ours[2], ours[4])
+POLL_S = 0.5
+MOST = 2  # processes of a model: each has the weights on the GPU
 
 
 def rows_of(
-    model: str, training: Training, device: torch.device, clock: Clock, turns: Turns
+    model: str, training: Training, device: torch.device, clock: Clock, turns: Turns, board: Board
 ) -> Iterator[Row]:
-    """All cells of one model that there is time for; of the others a row that says so."""
+    """Cells of one model that nobody else runs, or a row that says that there was no time for it."""
     resident = resident_bytes(training.model, training.inputs.values())
-    limit = _memory(device)
-    for cell in cells(training):
+    left = list(cells(training))
+    while left:
+        ready = [cell for cell in left if cell.base is None or board.has_ended(cell.base)]
+        if not ready and clock.has_time():
+            time.sleep(POLL_S)
+            continue
+        cell = (ready or left)[0]
+        left.remove(cell)
+        if not board.takes(cell.name):
+            continue
         row = Row(model, cell.name, resident)
-        if cell.share is not None:
-            share = training.least + cell.share * (1 - training.least)
-            row.budget_bytes = int(resident + share * (limit - resident))
         if cell.name != FREE and not clock.has_time():
-            row.note = "not run: no time left"
+            row.note = NO_TIME
         else:
-            started = clock.now()
+            if cell.base is not None:
+                row.budget_bytes = cell.budget(training, resident, board.peak(cell.base) or _memory(device))
+            started, waited_s, had_s = clock.now(), turns.waited_s, turns.had_s
             _fill(row, cell, training, device, turns)
             clock.ran(clock.now() - started)
-        if cell.name == FREE and row.measured_bytes is not None:
-            limit = row.measured_bytes
+            row.waited_s, row.had_s = turns.waited_s - waited_s, turns.had_s - had_s
+        board.ended(cell.name, row.measured_bytes)
         yield row
 
 
@@ -186,26 +173,30 @@ def gpu_tests() -> tuple[int, str]:
     return done.returncode, lines[-1]
 
 
-def each_in_a_process(names: Sequence[str], minutes: float) -> list[Row]:
-    """The rows of all models, each in a process of its own; they say by themselves what they found."""
+def each_in_processes(names: Sequence[str], minutes: float, each: int) -> list[Row]:
+    """The rows of all models, each run by ``each`` processes, which say by themselves what they found."""
     cores = os.cpu_count() or 1
-    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores // len(names)))}
+    threads = max(1, cores // (each * len(names)))
+    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{name}.json" for name in names]
-        common = ["--no-tests", "--minutes", str(minutes), "--turns", str(Path(folder) / "turns")]
-        run = [sys.executable, "-m", "benchmarks.gpu", *common]
+        jobs = [(name, Path(folder) / f"{name}-{n}.json") for n in range(each) for name in names]
+        run = [sys.executable, "-m", "benchmarks.gpu", "--no-tests", "--minutes", str(minutes)]
         running = [
-            subprocess.Popen([*run, "--names", name, "--json", str(file)], env=env)
-            for name, file in zip(names, files, strict=True)
+            subprocess.Popen([*run, "--board", folder, "--names", name, "--json", str(file)], env=env)
+            for name, file in jobs
         ]
         end = time.monotonic() + 60 * minutes + GRACE_S
         ended = [_ended(process, end) for process in running]
-        found = [json.loads(file.read_text())["rows"] if file.exists() else [] for file in files]
+        found = [json.loads(file.read_text())["rows"] if file.exists() else [] for _, file in jobs]
+    notes = dict.fromkeys((name, note) for (name, _), note in zip(jobs, ended, strict=True) if note)
     rows = [Row(**row) for of_one in found for row in of_one]
-    return [
-        *rows,
-        *(Row(name, "the rest", 0, note=note) for name, note in zip(names, ended, strict=True) if note),
-    ]
+    rows += [Row(name, "the rest", 0, note=note) for name, note in notes]
+    return sorted(rows, key=lambda row: (names.index(row.model), *_in_the_table(row)))
+
+
+def _in_the_table(row: Row) -> tuple[bool, bool, bool, int]:
+    """Without limit, the rivals, and ours from the largest budget on."""
+    return row.name == "the rest", row.name != FREE, row.name.startswith("rematc"), -(row.budget_bytes or 0)
 
 
 def _ended(process: subprocess.Popen[bytes], end: float) -> str:
@@ -215,23 +206,33 @@ def _ended(process: subprocess.Popen[bytes], end: float) -> str:
     except subprocess.TimeoutExpired:  # what it has by then is in its file
         process.kill()
         process.wait()
-        return "not run: no time left"
+        return NO_TIME
     return "" if status in (0, OVER) else f"{FAILED}: exit status {status}"
 
 
-def each_after_the_other(names: Sequence[str], minutes: float, turns: Turns, json: Path | None) -> list[Row]:
-    """The rows of all models; what is known by now is written after each."""
+def each_after_the_other(
+    names: Sequence[str], minutes: float, board: Path | None, json: Path | None
+) -> list[Row]:
+    """The rows of all models; what is known by now is written after each.
+
+    Processes with the same ``board``, a folder, share the cells, the GPU, and what rematc measures of ops.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clock, rows = Clock(minutes, len(names)), list[Row]()
-    with nothing_kept(), turns.for_costs():
+    turns = Turns(None if board is None else board / "turns")
+    with nothing_kept(board) as folder, turns.for_costs():
         for model in names:
             clock.begin_model()
             training = built(model, device, large=device.type == "cuda")
-            for row in rows_of(model, training, device, clock, turns):
+            for row in rows_of(model, training, device, clock, turns, Board(folder, model)):
                 rows.append(row)
                 print(f"{row.model}, {row.name}: {row.note or size_of(row.measured_bytes)}", flush=True)
                 _write(json, rows)
     return rows
+
+
+def _by_cores(models: int) -> int:
+    return max(1, min(MOST, (os.cpu_count() or 1) // models))
 
 
 def _write(path: Path | None, rows: Sequence[Row], **more: Any) -> None:
@@ -255,15 +256,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE")
     parser.add_argument("--names", nargs="*", default=list(MODELS), choices=list(MODELS), help="which models")
     parser.add_argument("--no-tests", action="store_true", help="leave the tests out")
-    parser.add_argument("--turns", metavar="FILE", type=Path, help="processes with the same FILE take turns")
+    parser.add_argument("--processes", type=int, metavar="N", help="for each model; default: by cores")
+    parser.add_argument("--board", metavar="FOLDER", type=Path, help="where processes share the cells")
     args = parser.parse_args(argv)
     print(where(), flush=True)
     status, tests = (0, "left out") if args.no_tests else gpu_tests()
     print(f"tests marked gpu: {tests}", flush=True)
-    if torch.cuda.is_available() and len(args.names) > 1:
-        rows = each_in_a_process(args.names, args.minutes)
+    each = args.processes or (_by_cores(len(args.names)) if torch.cuda.is_available() else 0)
+    if args.board is None and each:
+        rows = each_in_processes(args.names, args.minutes, each)
     else:
-        rows = each_after_the_other(args.names, args.minutes, Turns(args.turns), args.json)
+        rows = each_after_the_other(args.names, args.minutes, args.board, args.json)
     _write(args.json, rows, tests=tests)
     print(f"\n{table(rows)}\n\nstep: time of one, to that without limit; median of {ROUNDS}.")
     for claim in claims(rows):

@@ -197,4 +197,6 @@ def built(name: str, device: torch.device, *, large: bool) -> Training:
         floats = {k: v.to(torch.bfloat16) for k, v in training.inputs.items() if v.is_floating_point()}
         training.inputs = {**training.inputs, **floats}
     training.model.train()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # of the weights in float32: other processes need it
     return training

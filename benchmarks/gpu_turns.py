@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
-from rematc.costs import rates, table
+from rematc.costs import Table, rates
 
 Backend = Callable[..., Callable[..., Any]]
 
@@ -48,18 +48,24 @@ class Turns:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.held: IO[str] | None = None
+        self.waited_s = self.had_s = 0.0  # for the turn, and of it
+        self.began = 0.0
 
     def take(self) -> None:
         """Wait for the others; until `give` they wait."""
         if self.path is not None and self.held is None:
             self.held = self.path.open("w")
+            asked = time.monotonic()
             fcntl.flock(self.held, fcntl.LOCK_EX)
+            self.began = time.monotonic()
+            self.waited_s += self.began - asked
 
     def give(self) -> None:
         """Let the others go on."""
         if self.held is not None:
             self.held.close()
             self.held = None
+            self.had_s += time.monotonic() - self.began
 
     @contextmanager
     def mine(self) -> Iterator[None]:
@@ -88,16 +94,16 @@ class Turns:
 
     @contextmanager
     def for_costs(self) -> Iterator[None]:
-        """Inside, rematc measures in turn too: rates, and what ops take."""
+        """Inside, rematc measures in turn too: rates, and what ops take, if no other has by then."""
 
         def in_turn(measure: Callable[..., Any]) -> Callable[..., Any]:
-            def measured(*args: Any) -> Any:
+            def measured(*args: Any, **settings: Any) -> Any:
                 with self.mine():
-                    return measure(*args)
+                    return measure(*args, **settings)
 
             return measured
 
         with ExitStack() as stack:
-            for home, name in ((rates, "calibrate"), (table, "timings"), (table, "taken")):
+            for home, name in ((rates, "calibrate"), (Table, "times"), (Table, "taken")):
                 stack.enter_context(mock.patch.object(home, name, in_turn(getattr(home, name))))
             yield

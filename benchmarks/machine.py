@@ -51,14 +51,17 @@ def machine() -> dict[str, Any]:
 
 
 @contextmanager
-def nothing_kept() -> Iterator[None]:
-    """Inside, plans and costs that rematc kept, and code that torch kept, are not found; none are kept."""
+def nothing_kept(folder: Path | None = None) -> Iterator[Path]:
+    """Inside, plans and costs that rematc kept, and code that torch kept, are not found; none are kept.
+
+    But for plans and costs that processes share in ``folder``. Gives the folder.
+    """
     before = os.environ.get("REMATC_CACHE_DIR")
     no_code = torch.compiler.config.patch(force_disable_caches=True)
-    with tempfile.TemporaryDirectory() as folder, no_code:
-        os.environ["REMATC_CACHE_DIR"] = folder
+    with tempfile.TemporaryDirectory() as fresh, no_code:
+        os.environ["REMATC_CACHE_DIR"] = str(folder or fresh)
         try:
-            yield
+            yield folder or Path(fresh)
         finally:
             del os.environ["REMATC_CACHE_DIR"]
             if before is not None:

@@ -15,10 +15,11 @@ import torch
 
 import rematc
 from benchmarks import gpu
-from benchmarks.gpu import Cell
+from benchmarks.gpu_board import Board
+from benchmarks.gpu_cells import Cell
 from benchmarks.gpu_models import MODELS, Segment, Training, built, sqrt_of
 from benchmarks.gpu_rows import FREE, Row, claims, table
-from benchmarks.gpu_turns import Clock
+from benchmarks.gpu_turns import Clock, Turns
 from rematc import options
 
 CPU = torch.device("cpu")
@@ -70,6 +71,8 @@ def test_claims_are_of_what_ran_and_notice_each_fault() -> None:
     good = claims([BASE, OURS, TORCHS, skipped])
     assert [c["holds"] for c in good] == [True] * 4
     assert good[-1]["measured"] == 580 / 800
+    timed = claims([BASE, OURS, replace(TORCHS, seconds=2.5), replace(TORCHS, measured_bytes=600, seconds=9)])
+    assert timed[-1]["measured"] == 3.0 / 2.5 and not timed[-1]["holds"]
     assert not OURS.over and replace(OURS, measured_bytes=701).over
     assert [c["holds"] for c in claims([replace(OURS, measured_bytes=701)])] == [False, False, True]
     assert claims([BASE]) == []
@@ -86,12 +89,12 @@ def test_it_runs_where_there_is_no_gpu(
 ) -> None:
     def cells(_: Training) -> Iterator[Cell]:
         yield Cell(FREE, lambda _: "eager")
-        yield Cell(
-            "rematc, 60%", lambda b: rematc.backend(b, inner="eager", time_limit_s=1, measure_s=1), 0.6
-        )
-        yield Cell(
-            "rematc, less", lambda b: rematc.backend(b, inner="eager", time_limit_s=1, measure_s=1), -1.8
-        )
+
+        def ours(budget: int) -> rematc.Backend:
+            return rematc.backend(budget, inner="eager", time_limit_s=1, measure_s=1)
+
+        yield Cell("rematc, 60%", ours, FREE, 0.6)
+        yield Cell("rematc, less", ours, FREE, -1.8)
         yield Cell("checkpoint every layer", lambda _: "aot_eager", segment=1)
 
     monkeypatch.setattr(gpu, "cells", cells)
@@ -112,9 +115,45 @@ def test_it_runs_where_there_is_no_gpu(
 def test_the_most_telling_comes_first() -> None:
     training = Training(torch.nn.Linear(1, 1), {}, lambda out: out, chains=(torch.nn.ModuleList(),))
     names = [cell.name for cell in gpu.cells(training)]
-    assert names[0] == FREE and names[1].startswith("rematc") and len(names) == 10
+    assert names[0] == FREE and len(names) == 10
     assert sum(name.startswith("rematc") for name in names) == 5
     assert len(list(gpu.cells(replace(training, chains=())))) == 9
+
+
+def test_processes_share_the_cells_and_budgets_wait_for_the_peak_they_are_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(row: Row, *_: object) -> None:
+        row.measured_bytes = 1_000_000 if row.name == FREE else 400_000
+
+    training = Training(torch.nn.Linear(1, 1), {}, lambda out: out, least=0.5)
+    ours, other = (
+        gpu.rows_of("m", training, CPU, Clock(60, 1), Turns(None), Board(tmp_path, "m")) for _ in range(2)
+    )
+    monkeypatch.setattr(gpu, "_fill", fill)
+    first, second = next(ours), next(other)
+    assert (first.name, second.name) == (FREE, "torch's budget 0.5")
+    rows = {row.name: row for row in [first, second, *ours]}
+    assert list(other) == []
+    assert list(rows) == [cell.name for cell in gpu.cells(training)]
+    assert rows["rematc, as torch's budget 0.5"].budget_bytes == 400_000
+    resident = first.resident_bytes
+    assert rows["rematc, 50%"].budget_bytes == int(resident + 0.75 * (1_000_000 - resident))
+
+
+def test_who_waits_for_a_peak_in_vain_says_that_there_was_no_time(tmp_path: Path) -> None:
+    training, board = Training(torch.nn.Linear(1, 1), {}, lambda out: out), Board(tmp_path, "m")
+    assert board.takes(FREE)  # and whoever did never says what it took
+    rows = list(gpu.rows_of("m", training, CPU, Clock(0, 1), Turns(None), board))
+    assert len(rows) == 8 and {row.note for row in rows} == {gpu.NO_TIME}
+
+
+def test_the_rows_of_several_processes_are_put_in_order() -> None:
+    names = ["rematc, 20%", "the rest", "rematc, 50%", "torch's budget 0.5", FREE]
+    rows = [Row("m", name, 0, int(name[-3:-1]) if name.endswith("%") else None) for name in names]
+    assert [row.name for row in sorted(rows, key=gpu._in_the_table)] == [
+        FREE, "torch's budget 0.5", "rematc, 50%", "rematc, 20%", "the rest",
+    ]  # fmt: skip
 
 
 def test_a_process_that_fails_is_told_from_one_that_had_no_time() -> None:

@@ -34,6 +34,7 @@ def test_inside_it_is_taken_and_what_was_taken_before_is_kept(tmp_path: Path) ->
     turns.give()
     turns.give()
     assert not is_taken(path)
+    assert turns.had_s > 0 and turns.waited_s >= 0
 
 
 def test_without_others_nobody_waits() -> None:

@@ -135,6 +135,13 @@ def test_figures_are_kept_and_another_process_adds_to_them(tmp_path: Path, timed
     assert path.name.startswith("costs-cpu-")
 
 
+def test_what_another_process_measured_since_is_not_measured_again(tmp_path: Path, timed: Timed) -> None:
+    first, second = Table(CPU, tmp_path), Table(CPU, tmp_path)
+    first.times([(SMALL, 1)], 1.0)
+    assert second.times([(SMALL, 1), (LARGE, 1)], 1.0) == {SMALL.key: 77, LARGE.key: 77}
+    assert len(timed) == 2
+
+
 def test_workspaces_are_kept_beside_times(tmp_path: Path, timed: Timed) -> None:
     call = Call(aten.logsumexp.default, (torch.ones(4), [0]), {})
     Table(CPU, tmp_path).times([(call, 1)], 1.0)

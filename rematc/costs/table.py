@@ -74,7 +74,14 @@ class Table:
     ) -> dict[Hashable, tuple[int, ...]]:
         known = [self._kept[kind] for kind in kinds]
         names = {call.key: _name(call.key) for call in calls}
-        measured = measure([call for call in calls if not all(names[call.key] in kept for kept in known)])
+
+        def unknown() -> list[Call]:
+            return [call for call in calls if not all(names[call.key] in kept for kept in known)]
+
+        if self._path is not None and unknown():  # another process may have measured them since
+            for kind, figures in self._read().items():
+                self._kept[kind] |= figures
+        measured = measure(unknown())
         if measured:
             _put(self._kept, kinds, {names[key]: figures for key, figures in measured.items()})
             lasting = {call.key for call in calls if call.is_of_torch}  # a user's op may be another tomorrow
