@@ -63,17 +63,25 @@ def rows_of(
         if not board.takes(cell.name):
             continue
         row = Row(model, cell.name, resident)
+        limit = _limit(cell.base, board, device) if cell in ready else None
         if cell.name != FREE and not clock.has_time():
             row.note = NO_TIME
+        elif cell.base is not None and limit is None:
+            row.note = f"not run: {cell.base} failed"
         else:
-            if cell.base is not None:
-                row.budget_bytes = cell.budget(training, resident, board.peak(cell.base) or _memory(device))
+            row.budget_bytes = limit and cell.budget(training, resident, limit)
             started, waited_s, had_s = clock.now(), turns.waited_s, turns.had_s
             _fill(row, cell, training, device, turns)
             clock.ran(clock.now() - started)
             row.waited_s, row.had_s = turns.waited_s - waited_s, turns.had_s - had_s
         board.ended(cell.name, row.measured_bytes)
         yield row
+
+
+def _limit(base: str | None, board: Board, device: torch.device) -> int | None:
+    """What the cell ``base`` took; where the step without limit ran out of memory, all that there is."""
+    took = None if base is None else board.peak(base)
+    return _memory(device) if base == FREE and took is None else took
 
 
 def _fill(row: Row, cell: Cell, training: Training, device: torch.device, turns: Turns) -> None:

@@ -29,9 +29,9 @@ def _is_number(x: object) -> bool:
 class SolveOptions:
     """How long to search, in seconds, and how close to the proven optimum is close enough.
 
-    The seconds are of work, counted alike on a fast machine and on a slow one. Real time ends it after twice
-    as many, and the plan has a note of it then. Without a limit it is by the number of ops, as the time that
-    compiling takes is: see `for_ops`.
+    The seconds are of work, counted alike on a fast machine and on a slow one. Real time ends it after six
+    times as many, and the plan has a note of it then. Without a limit it is by the number of ops, as the
+    time that compiling takes is: see `for_ops`.
 
     >>> SolveOptions(time_limit_s=5).gap
     0.01

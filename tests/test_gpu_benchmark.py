@@ -124,7 +124,7 @@ def test_processes_share_the_cells_and_budgets_wait_for_the_peak_they_are_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill(row: Row, *_: object) -> None:
-        row.measured_bytes = 1_000_000 if row.name == FREE else 400_000
+        row.measured_bytes = {FREE: 1_000_000, "torch's budget 0.0": None}.get(row.name, 400_000)
 
     training = Training(torch.nn.Linear(1, 1), {}, lambda out: out, least=0.5)
     ours, other = (
@@ -137,6 +137,7 @@ def test_processes_share_the_cells_and_budgets_wait_for_the_peak_they_are_of(
     assert list(other) == []
     assert list(rows) == [cell.name for cell in gpu.cells(training)]
     assert rows["rematc, as torch's budget 0.5"].budget_bytes == 400_000
+    assert rows["rematc, as torch's budget 0.0"].note == "not run: torch's budget 0.0 failed"
     resident = first.resident_bytes
     assert rows["rematc, 50%"].budget_bytes == int(resident + 0.75 * (1_000_000 - resident))
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from threading import Semaphore
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from rematc.solve import solve
 from rematc.solve.clock import counted, current, spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.meanwhile import meanwhile
-from rematc.solve.model import Result
+from rematc.solve.model import Model, Result
 
 
 class AtOnce:
@@ -107,6 +108,25 @@ def test_where_the_last_milp_is_solved_at_once_no_other_plan_is_looked_for(
     asked = problem.with_budget(problem.base_bytes + 2_191_027_507)
     plan = solve(asked)
     assert plan.cost_ns > 0 and plan.status == "optimal"
+
+
+@pytest.mark.parametrize(("seconds", "is_begun"), [(1.0, False), (40.0, True)])
+def test_beside_a_milp_that_overruns_its_time_plans_are_made_cheaper(
+    seconds: float, is_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an early round, too: one took 20 s in place of 4, and there was no time left for anything else."""
+    search, solved, begun = import_module("rematc.solve.search").Search, Model.solve, list[int]()
+
+    def slow(model: Model, **limits: Any) -> Result:
+        spend(seconds if any(model.integer) else 0.0)
+        return solved(model, **limits)
+
+    monkeypatch.setattr(import_module("rematc.solve.nearby"), "WHOLE", -1)
+    monkeypatch.setattr(Model, "solve", slow)
+    monkeypatch.setattr(search, "_improve", lambda self, *_: begun.append(self.rounds))
+    problem = corpus.load("gpt2_4")
+    solve(problem.with_budget(problem.base_bytes + 9_046_058_240), SolveOptions(time_limit_s=60))
+    assert (0 in begun) is is_begun
 
 
 def test_a_plain_chain_s_own_optimum_is_known_in_the_second_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Condition
 
-GUARD = 2.0  # seconds for each one that is counted, before the guard ends the search
+GUARD = 6.0  # times the limit: a machine may be half as fast, and some MILPs take far longer than they count
 
 
 @dataclass

@@ -24,8 +24,6 @@ READ_S = 5e-6  # for each coefficient
 CUTS_S, CUT_S = 0.01, 2e-7  # for each round of cuts, or node, that the log has a line of; and by coefficients
 ITERATION_S = 1.7e-6  # for each iteration of HiGHS, times the root of the number of coefficients
 LEAST_S, ROOT_S, NODE_S = 1.5e-5, 4e-5, 1.5e-6  # before the first branch at least, and often; each node
-BRIEF_S = 0.5  # real time: for less, it is not worth to look at the clock
-SLOW = 1.5  # times what is expected: rounds of cuts can take far longer than what is counted for them
 LARGE = 50_000  # coefficients: to try out where to branch takes longer than to branch
 ITERATIONS = re.compile(r"% .* (\d+)([km]?) +\d+\.\d+s$")  # up to now, at the end of a line of the log
 SCALE = {"": 1, "k": 10**3, "m": 10**6}
@@ -124,7 +122,7 @@ class Model:
         parameters = mathopt.SolveParameters(
             relative_gap_tolerance=gap,
             node_limit=_nodes(node_limit, time_limit_s, size),
-            time_limit=_guard(time_limit_s, size),
+            time_limit=_guard(),
             random_seed=1,
             presolve=None if fixed or self.is_presolved else mathopt.Emphasis.OFF,
             highs=_options(size),
@@ -223,10 +221,9 @@ def _options(size: int) -> highs_pb2.HighsOptionsProto:
     return options
 
 
-def _guard(time_limit_s: float | None, size: int) -> timedelta | None:
+def _guard() -> timedelta | None:
     """Real time."""
-    expected_s = math.inf if time_limit_s is None else max(BRIEF_S, time_limit_s, ROOT_S * size)
-    left_s = min(current().real_left(), SLOW * expected_s)
+    left_s = current().real_left()
     return timedelta(seconds=max(left_s, 0.01)) if math.isfinite(left_s) else None
 
 

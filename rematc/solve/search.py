@@ -38,10 +38,12 @@ AGAIN = 0.9  # the same, for one that was too short before
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
 LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
-EASY_ROUNDS, PLAIN_ROUNDS = 3, 1  # before the improver is begun, and for a plain chain
+EASY_ROUNDS, SOON_ROUNDS = 3, 1  # before the improver is begun
 HEAD_START_S = 0.5  # most last MILPs are solved by then, and to find other plans takes longer
 HOPELESS = 1.25  # times the bound: far from it
 STEPS = 4  # of the improver in a round, if it is not the last
+
+Solve = Callable[[], Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,11 @@ class Search:
         self.budget_bytes = problem.budget_bytes
         self.gap, self.improver = gap, improver
         self.deadline = Deadline.after(0)
-        self.rounds = 0
-        self.is_over = self.is_again = False
+        self.rounds, self.is_over, self.is_again = 0, False, False
         self.best: Written | None = None
         self.nearest: Written | None = None  # of the plans that break the budget, that which does so least
         self.before: Written | None = None  # the best when the round began
-        self.bound = 0
-        self.finished = False
+        self.bound, self.finished = 0, False
         self.final = ALMOST * gap
         self.asked = self.final if refined.is_complete else max(self.final, FIRST_GAP)
         self.is_far = False
@@ -207,18 +207,18 @@ class Search:
             hint = dict(enumerate(near.values)) if near.values is not None and is_large(f) else hint
         nodes = None if self.is_again else NODES
         solve = partial(f.model.solve, gap=self.asked, time_limit_s=limit.left(), node_limit=nodes, hint=hint)
-        return self._meanwhile_improved(f, n, solve)
+        return self._meanwhile_improved(f, n, solve, limit)
 
-    def _meanwhile_improved(self, f: Formulation, n: int, solve: Callable[[], Result]) -> Result:
+    def _meanwhile_improved(self, f: Formulation, n: int, solve: Solve, limit: Deadline) -> Result:
         """What ``solve`` finds, in a thread; the improver goes on meanwhile, not just until that is done.
 
         Where the bound shows that what was known before is cheap enough, the improver is stopped, and what it
         found by then is let go of. In the last round, or one that is done again, it goes on until the MILP is
-        solved; in an early last one it is begun only if the MILP takes longer than `HEAD_START_S`.
+        solved. In an early round it is begun only if the MILP takes longer than `HEAD_START_S`, or overruns.
         """
         before = self.before
         is_last, is_due = self.asked <= self.final, n >= self._easy_rounds() or self.is_hard
-        is_open = is_last or self.is_again
+        is_open = is_last or self.is_again or not is_due
 
         def stop(whole: Future[Result]) -> None:
             if not whole.exception() and self._is_cheap(before, self._bound(f, whole.result())):
@@ -227,15 +227,16 @@ class Search:
         with meanwhile(solve) as whole:
             until = whole.until(self.deadline) if is_open else Deadline(self.deadline.at)
             whole.future.add_done_callback(stop)
-            if is_due or (is_last and not whole.ends_within(HEAD_START_S)):
+            if is_due or not whole.ends_within(HEAD_START_S if is_last else max(HEAD_START_S, limit.left())):
                 self._improve(math.inf if is_open else STEPS, until)
             result = whole.result()
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best
         return result
 
     def _easy_rounds(self) -> int:
-        """Rounds before the improver is begun: few for a plain chain, where it starts from the optimum."""
-        return PLAIN_ROUNDS if self.is_far and plain_chain(self.merged.core) else EASY_ROUNDS
+        """Before the improver is begun: few if it starts from the optimum, or a MILP can take all time."""
+        is_soon = not self.merged.core.has_forward or (self.is_far and plain_chain(self.merged.core))
+        return SOON_ROUNDS if is_soon else EASY_ROUNDS
 
     def _is_enough(self, f: Formulation, near: Result) -> bool:
         """Does it say as well as the MILP's what the plan is, or, of a large program, where to refine?"""
