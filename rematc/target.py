@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,9 @@ from rematc.costs import (
     time_ops,
 )
 from rematc.errors import CaptureError
-from rematc.options import Options
+from rematc.options import Options, parse_budget
 from rematc.rounding import Rounding, as_cuda, exactly, in_units
+from rematc.storages import storages, tensors
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,26 @@ def target_of(joint: fx.GraphModule, options: Options, folder: Path) -> Target:
         return Target(rates_of_card(model), None, model.memory_bytes, as_cuda, None, note)
     device = device_of(joint)
     is_cuda = device.type == "cuda"
+    memory_bytes = int(torch.cuda.get_device_properties(device).total_memory) if is_cuda else None
     return Target(
-        rates=rates_of(device, folder),
+        rates=rates_of(device, folder, _room(joint, options, memory_bytes)),
         table=Table(device, folder),
-        memory_bytes=int(torch.cuda.get_device_properties(device).total_memory) if is_cuda else None,
+        memory_bytes=memory_bytes,
         rounded=_rounding(device),
         time_s=None if options.costs == "roofline" else options.measure_s,
         cache_bytes=int(torch.cuda.get_device_properties(device).L2_cache_size) if is_cuda else 0,
     )
+
+
+def _room(joint: fx.GraphModule, options: Options, memory_bytes: int | None) -> float:
+    """Bytes of the budget beside the graph's inputs, and on a GPU no more than are free."""
+    budget = parse_budget(options.budget, memory_bytes)
+    free = math.inf if memory_bytes is None else torch.cuda.mem_get_info(device_of(joint))[0]
+    if budget is None:
+        return free
+    inputs = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if not compat.is_tangent(n)]
+    there = dict(storages([t for t in tensors(inputs) if t.layout == torch.strided]))
+    return min(free, budget - options.reserve_bytes - sum(map(compat.hint, there.values())))
 
 
 def _rounding(device: torch.device) -> Rounding:

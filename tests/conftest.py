@@ -42,7 +42,7 @@ def _the_same_rates() -> Iterator[None]:
 
     rates = Rates(5e10, 8e9, 2e10, 2e10, 2e10, 1e9, 3e11, 2e11, 2e11, 3000, {"bfloat16": 4.0, "float16": 1.0})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rematc.costs.rates.calibrate", lambda device: rates)
+        patch.setattr("rematc.costs.rates.calibrate", lambda *_: rates)
         yield
 
 

@@ -19,7 +19,7 @@ from rematc.problem import Problem
 from rematc.solve import solve
 from rematc.solve.clock import Clock, counted, current, paused, spend
 from rematc.solve.deadline import Deadline
-from rematc.solve.model import Model
+from rematc.solve.model import Model, Result
 from rematc.solve.relaxation import Relaxation
 from rematc.solve.solver import CUT
 
@@ -111,6 +111,16 @@ def test_a_short_limit_is_one_of_nodes() -> None:
     short = [model.solve(gap=0.0, time_limit_s=0.015) for _ in range(2)]
     assert best.finished and not short[0].finished and short[0] == short[1]
     assert -math.inf < short[0].bound < best.bound
+
+
+def test_of_a_milp_that_real_time_ended_nothing_is_known_but_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it had found by then would depend on how fast the machine is; so would what it had counted."""
+    monkeypatch.setattr(import_module("rematc.solve.model"), "SLOW", 0.0)
+    with counted(60.0) as clock:
+        assert knapsack(90).solve(gap=0.0, time_limit_s=20.0) == Result(None, -math.inf, False)
+        assert clock.was_cut and clock.done == 20.0
 
 
 def test_a_milp_that_would_take_longer_is_not_begun() -> None:

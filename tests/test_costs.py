@@ -94,7 +94,7 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """The devices that were measured, in order; nothing is really measured."""
     seen: list[torch.device] = []
 
-    def calibrate(device: torch.device) -> Rates:
+    def calibrate(device: torch.device, _: object) -> Rates:
         seen.append(device)
         return RATES
 
@@ -109,6 +109,32 @@ def test_rates_are_measured_once_and_kept(tmp_path: Path, calibrations: list[tor
     (kept,) = folder.iterdir()  # no temporary file is left
     assert kept.name.startswith("rates-cpu-")
     assert torch.__version__.replace("+", "-") in kept.name
+
+
+def test_rates_are_measured_in_the_room_that_there_is_and_then_kept_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step of the first process took 16 MB for that, whatever the budget."""
+    monkeypatch.setattr(rates, "calibrate", calibrate)
+    for room, name in ((3_000_000, "-256.json"), (1_000, "-128.json"), (math.inf, "cpu.json")):
+        before = {*tmp_path.iterdir()}
+        measured = measure(lambda room=room: rates_of(CPU, tmp_path, room), device="cpu")
+        (kept,) = {*tmp_path.iterdir()} - before
+        assert kept.name.endswith(name)
+        assert measured.peak_bytes < max(room, 1_000_000)
+    assert rates_of(CPU, tmp_path, 1_000) == rates_of(CPU, tmp_path)  # the best that there are
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_all_that_the_first_compile_takes_is_within_the_budget(
+    inner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMATC_CACHE_DIR", str(tmp_path))  # nothing is known of the device
+    monkeypatch.setattr(rates, "calibrate", calibrate)
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.randn(4096, 64)
+    resident = x.nbytes + sum(p.nbytes for p in model.parameters())
+    run = torch.compile(lambda x: model(x).square().mean(), backend=rematc.backend("6MB", inner=inner))
+    assert resident + measure(lambda: run(x).backward()).peak_bytes <= 6_000_000
 
 
 WRONG = {
@@ -150,7 +176,7 @@ def test_no_folder_keeps_nothing(calibrations: list[torch.device]) -> None:
 
 
 def test_calibration_gives_rates_above_zero() -> None:
-    *found, faster = astuple(calibrate(CPU))
+    *found, faster = astuple(calibrate(CPU, rates._ON_A_CPU))
     assert all(rate > 0 for rate in (*found, *faster.values()))
     assert set(faster) == {"bfloat16", "float16"}
 
@@ -328,8 +354,8 @@ def test_what_calls_take_is_what_the_profiler_says_in_a_profile_and_outside(prof
 def test_of_processes_that_begin_at_once_all_use_what_the_first_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def calibrate(device: torch.device) -> Rates:
-        monkeypatch.setattr(rates, "calibrate", lambda _: RATES)
+    def calibrate(*_: object) -> Rates:
+        monkeypatch.setattr(rates, "calibrate", lambda *_: RATES)
         rates_of(CPU, tmp_path)  # another process, while this one measures
         return replace(RATES, matmul=2 * RATES.matmul)
 

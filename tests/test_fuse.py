@@ -99,7 +99,7 @@ def test_what_is_drawn_is_neither_cheap_nor_drawn_again_without_need() -> None:
     captured, problem = posed(fn, leaf(64, 64), leaf(64, 64))
     draws = {i for i, nodes in enumerate(captured.nodes) if any("random" in n.name for n in nodes)}
     assert draws and draws.isdisjoint(min_cut(problem).backward)
-    drawn_ns = 1e9 * 4 * 64 * 64 / rates.calibrate(torch.device("cpu")).random
+    drawn_ns = 1e9 * 4 * 64 * 64 / rates.calibrate(torch.device("cpu"), rates._ON_A_CPU).random
     assert min(problem.costs[i].runtime_ns for i in draws) > drawn_ns
 
 

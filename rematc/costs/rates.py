@@ -53,25 +53,43 @@ class Rates:
         return self.faster.get("float8" if name.startswith("float8") else name, 1.0)
 
 
-def rates_of(device: torch.device, folder: Path | None) -> Rates:
+def rates_of(device: torch.device, folder: Path | None, room_bytes: float = math.inf) -> Rates:
     """The rates of ``device``: read from ``folder`` if they are there, else measured and kept.
 
-    A file that can't be read is measured anew; a folder that can't be written is passed over with a
-    warning. ``folder=None`` keeps nothing. Of several processes that begin at once, as ranks do, all use
-    what the first has kept.
+    To measure them takes memory, but not more than ``room_bytes``: where that is too little, they are
+    measured on smaller tensors, and kept aside. A file that can't be read is measured anew; a folder that
+    can't be written is passed over with a warning. ``folder=None`` keeps nothing. Of several processes that
+    begin at once, as ranks do, all use what the first has kept.
     """
-    path = None if folder is None else folder / f"rates-{device_name(device)}.json"
+    usual, size = _usual(device), _fitting(_usual(device), room_bytes)
+    kept = _kept(_path(device, folder, usual, usual))
+    return kept or _kept_or_measured(device, _path(device, folder, size, usual), size)
+
+
+def _path(device: torch.device, folder: Path | None, size: _Size, usual: _Size) -> Path | None:
+    aside = "" if size == usual else f"-{size.side}"
+    return None if folder is None else folder / f"rates-{device_name(device)}{aside}.json"
+
+
+def _kept_or_measured(device: torch.device, path: Path | None, size: _Size) -> Rates:
     was_there = path is not None and os.path.exists(path)
-    if path is not None and (data := cache.load(path, FORMAT)) is not None:
-        if (kept := _rates(data)) is not None:
-            return kept
-        cache.damaged(path, "no rates in it")
-    rates = calibrate(device)
+    if (kept := _kept(path)) is not None:
+        return kept
+    rates = calibrate(device, size)
     if path is not None:
         if not was_there and os.path.exists(path):
-            return rates_of(device, folder)
+            return _kept_or_measured(device, path, size)
         cache.keep(path, {"format": FORMAT, "rates": asdict(rates)})
     return rates
+
+
+def _kept(path: Path | None) -> Rates | None:
+    """The rates in a file, if there is one that has some."""
+    if path is None or (data := cache.load(path, FORMAT)) is None:
+        return None
+    if (found := _rates(data)) is None:
+        cache.damaged(path, "no rates in it")
+    return found
 
 
 def rates_of_card(card: Card) -> Rates:
@@ -101,22 +119,44 @@ def _positive(x: object) -> bool:
 
 
 class _Size(NamedTuple):
-    """What rates are measured on; large enough that to begin is nothing of it."""
+    """What rates are measured on; large enough, if it may be, that to begin is nothing of it."""
 
     side: int
     product: int
     image: tuple[int, int, int, int]
     heads: tuple[int, int, int, int]
 
+    @property
+    def nbytes(self) -> int:
+        """About what is there at a time: two of each and a result, and of what attention works on more."""
+        return 4 * 3 * (self.side**2 + self.product**2 + math.prod(self.image) + 2 * math.prod(self.heads))
+
+    def half(self) -> _Size:
+        """Half as large each way."""
+        (images, channels, height, width), (batch, heads, length, depth) = self.image, self.heads
+        image, seen = (images, channels, height // 2, width // 2), (batch, heads, length // 2, depth)
+        return _Size(self.side // 2, self.product // 2, image, seen)
+
 
 _ON_A_CPU = _Size(1024, 512, (8, 32, 32, 32), (2, 4, 256, 64))
 _ON_A_GPU = _Size(8192, 4096, (32, 128, 64, 64), (4, 16, 2048, 64))
+_LEAST = 128  # of a side
 
 
-def calibrate(device: torch.device) -> Rates:
+def _usual(device: torch.device) -> _Size:
+    return _ON_A_CPU if device.type == "cpu" else _ON_A_GPU
+
+
+def _fitting(size: _Size, room_bytes: float) -> _Size:
+    """The largest that takes no more, or the least that says anything."""
+    while size.nbytes > room_bytes and size.side > _LEAST:
+        size = size.half()
+    return size
+
+
+def calibrate(device: torch.device, size: _Size) -> Rates:
     """Measure the rates of ``device``: each from the fastest of several short runs."""
     with compat.real_tensors():
-        size = _ON_A_CPU if device.type == "cpu" else _ON_A_GPU
         n = size.side**2
         a, b = torch.ones(n, device=device), torch.ones(n, device=device)
         square = a.view(size.side, size.side)

@@ -24,6 +24,8 @@ READ_S = 5e-6  # for each coefficient
 CUTS_S, CUT_S = 0.01, 2e-7  # for each round of cuts, or node, that the log has a line of; and by coefficients
 ITERATION_S = 1.7e-6  # for each iteration of HiGHS, times the root of the number of coefficients
 LEAST_S, ROOT_S, NODE_S = 1.5e-5, 4e-5, 1.5e-6  # before the first branch at least, and often; each node
+BRIEF_S = 0.5  # for less, it is not worth to look at the clock
+SLOW = 8.0  # times what is expected: on the machine counted by, most MILPs take up to 2, two took 4, one 12
 LARGE = 50_000  # coefficients: to try out where to branch takes longer than to branch
 ITERATIONS = re.compile(r"% .* (\d+)([km]?) +\d+\.\d+s$")  # up to now, at the end of a line of the log
 SCALE = {"": 1, "k": 10**3, "m": 10**6}
@@ -110,7 +112,8 @@ class Model:
 
         ``fixed`` variables don't move; ``hint`` is a solution, or a part of one, to begin with.
         ``time_limit_s`` are seconds of work. They limit the search tree, not what is done before it: a
-        program that would take longer for that is not begun.
+        program that would take longer for that is not begun. If in real time it takes `SLOW` times as long as
+        was expected, it ends, and nothing is known, or that would depend on when it did.
         """
         proto = self._program(fixed or {})
         if proto is None:
@@ -122,12 +125,12 @@ class Model:
         parameters = mathopt.SolveParameters(
             relative_gap_tolerance=gap,
             node_limit=_nodes(node_limit, time_limit_s, size),
-            time_limit=_guard(),
+            time_limit=_guard(time_limit_s, size),
             random_seed=1,
             presolve=None if fixed or self.is_presolved else mathopt.Emphasis.OFF,
             highs=_options(size),
         )
-        meter = _Meter(CUTS_S + CUT_S * size, ITERATION_S * math.sqrt(size))
+        meter, begun = _Meter(CUTS_S + CUT_S * size, ITERATION_S * math.sqrt(size)), current().done
         spend(READ_S * size)
         result = mathopt.solve(
             program,
@@ -138,7 +141,11 @@ class Model:
         )
         meter.count(result.solve_stats.simplex_iterations)
         reason = result.termination.reason
-        meter.clock.was_cut |= result.termination.limit is mathopt.Limit.TIME
+        if result.termination.limit is mathopt.Limit.TIME:
+            meter.clock.was_cut = True
+            if time_limit_s is not None and meter.clock.real_left() > 0:
+                spend(max(0.0, begun + time_limit_s - meter.clock.done))
+                return Result(None, -math.inf, False)
         values = None
         if result.has_primal_feasible_solution():
             values = [0.0] * len(self.cost)
@@ -221,9 +228,10 @@ def _options(size: int) -> highs_pb2.HighsOptionsProto:
     return options
 
 
-def _guard() -> timedelta | None:
+def _guard(time_limit_s: float | None, size: int) -> timedelta | None:
     """Real time."""
-    left_s = current().real_left()
+    expected_s = math.inf if time_limit_s is None else max(BRIEF_S, time_limit_s, ROOT_S * size)
+    left_s = min(current().real_left(), SLOW * expected_s)
     return timedelta(seconds=max(left_s, 0.01)) if math.isfinite(left_s) else None
 
 
