@@ -586,7 +586,7 @@ def allocations(step: Callable[[], object]) -> list[int]:
     finally:
         events = [event for of_thread in autograd._disable_profiler_legacy() for event in of_thread]
     del result  # held until here: what it keeps is given out
-    return [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
+    return [event.cpu_memory_usage() for event in events if str(event.kind()) == "memory_alloc"]
 
 
 @functools.cache
