@@ -113,11 +113,14 @@ def test_a_short_limit_is_one_of_nodes() -> None:
     assert -math.inf < short[0].bound < best.bound
 
 
+@pytest.mark.parametrize("counts", [0.0, 90.0])
 def test_of_a_milp_that_real_time_ended_nothing_is_known_but_its_limit(
-    monkeypatch: pytest.MonkeyPatch,
+    counts: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had found by then would depend on how fast the machine is; so would what it had counted."""
-    monkeypatch.setattr(import_module("rematc.solve.model"), "SLOW", 0.0)
+    module = import_module("rematc.solve.model")
+    monkeypatch.setattr(module, "SLOW", 0.0)
+    monkeypatch.setattr(module._Meter, "count", lambda self, _: self.clock.spend(counts))
     with counted(60.0) as clock:
         assert knapsack(90).solve(gap=0.0, time_limit_s=20.0) == Result(None, -math.inf, False)
         assert clock.was_cut and clock.done == 20.0

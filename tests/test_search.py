@@ -15,9 +15,10 @@ from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
+from rematc.solve import improve, solve, solver
 from rematc.solve import nearby as near_by
-from rematc.solve import solve, solver
 from rematc.solve.along import along
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, expand, keep_all
@@ -29,7 +30,7 @@ from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined
 from rematc.solve.relaxation import Relaxation
-from rematc.solve.search import Search, search
+from rematc.solve.search import Found, Search, search
 from rematc.solve.spans import Spans, every_stage, tightest
 from tests import oracle
 from tests.dags import random_dag
@@ -169,6 +170,26 @@ def test_a_search_that_had_too_little_time_goes_on_where_it_was(monkeypatch: pyt
     then = searching.run(Deadline.after(60))
     assert then.best is not None and searching.is_over
     assert then.best.plan.cost_ns == then.bound_ns == whole.best.plan.cost_ns == whole.bound_ns
+
+
+def test_where_the_search_overran_and_found_nothing_a_plan_is_made_cheaper_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`make demo` had the greedy plan at its smallest budget, at 6 times the time."""
+    problem, left = chain(14, ns=100), list[float]()
+
+    def overrun(*_: object) -> Found:
+        spend(100.0)
+        return Found(None, 0, finished=False)
+
+    def improved(*args: Any) -> None:
+        left.append(args[3].left())
+
+    monkeypatch.setattr(Search, "run", overrun)
+    monkeypatch.setattr(improve.Improver, "begin", lambda *_: None)  # there is no plan to start from
+    monkeypatch.setattr(improve.Improver, "run", improved)
+    solve(problem.with_budget(save_all_peak(problem) * 2 // 3), SolveOptions(time_limit_s=60))
+    assert left[0] == pytest.approx(18.0)
 
 
 def test_time_that_the_improver_leaves_is_the_searchs(monkeypatch: pytest.MonkeyPatch) -> None:

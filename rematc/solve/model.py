@@ -144,7 +144,7 @@ class Model:
         if result.termination.limit is mathopt.Limit.TIME:
             meter.clock.was_cut = True
             if time_limit_s is not None and meter.clock.real_left() > 0:
-                spend(max(0.0, begun + time_limit_s - meter.clock.done))
+                spend(begun + time_limit_s - meter.clock.done)  # less than was counted, if it overran
                 return Result(None, -math.inf, False)
         values = None
         if result.has_primal_feasible_solution():

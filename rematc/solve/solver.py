@@ -186,6 +186,7 @@ def _solve_large(
         improver.begin(found.best, bound_ns)
         if not improver.searches:  # any plan is worth more than the time limit
             improver.begin_from(_as_written(problem, merged, known) or _tightest(problem, merged))
+            end = max(end, Deadline.after((1 - SEARCH) * limit_s), key=lambda d: d.at)  # a MILP may overrun
         bound_ns = max(bound_ns, improver.bound_ns)
         is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
         if if_far is end or searching.is_over or not is_close:
