@@ -40,9 +40,9 @@ def test_segments_part_the_graph_and_read_only_what_they_may(name: str) -> None:
     assert sorted(u for s in found.segments for u in s.units) == list(range(len(core.units)))
     assert [t for s in reversed(found.segments) for t in s.stages] == list(range(len(core.stages)))
     for s, segment in enumerate(found.segments):
-        leaves = {t.enters for t in found.segments[s + 1 : s + 2]}
+        leaves = {b for t in found.segments[s + 1 : s + 2] for b in t.enters}
         own = {b for u in segment.units for b in core.units[u].makes}
-        allowed = own | found.always | core.held | {segment.enters} | leaves
+        allowed = own | found.always | core.held | segment.enters | leaves
         assert {b for u in segment.units for b in core.units[u].reads} <= allowed
         assert {b for t in segment.stages for b in core.stages[t].reads} <= allowed
 

@@ -96,18 +96,18 @@ def test_of_a_forward_pass_that_is_saved_which_is_read_while_there_is_room(seeds
     assert found > 60 and cheapest > 0.5 * found
 
 
-def towers(n: int) -> Problem:
-    """Two towers of ``n`` layers, side by side to the end: two blocks cross wherever one cuts."""
+def towers(n: int, many: int) -> Problem:
+    """``many`` towers of ``n`` layers, side by side to the end: so many blocks cross wherever one cuts."""
     b = Builder()
-    ends, made = [b.input("x"), b.input("y")], list[tuple[int, int, int]]()
+    ends, made = [b.input(f"x{i}") for i in range(many)], list[tuple[int, int, int]]()
     for k in range(n):
-        for i in range(2):
+        for i in range(many):
             (inner,) = b.op(f"c{k}.{i}", [ends[i]], 8, ns=40)
             (end,) = b.op(f"r{k}.{i}", [inner], 8, ns=4)
             made.append((i, ends[i], end))
             ends[i] = end
     loss = b.op("loss", ends, 1, ns=0)
-    grads = b.op("b", [b.tangent("dy", 1)], 8, 8, phase="backward")
+    grads = b.op("b", [b.tangent("dy", 1)], *[8] * many, phase="backward")
     for i, x, end in reversed(made):
         (d,) = b.op(f"b{len(b.ops)}", [grads[i], end], 8, phase="backward")
         (grads[i],) = b.op(f"b{len(b.ops)}", list(dict.fromkeys((d, x))), 8, phase="backward")
@@ -117,7 +117,7 @@ def towers(n: int) -> Problem:
 @pytest.mark.parametrize("share", [0.3, 0.4, 0.5])
 def test_where_forward_is_no_chain_it_beats_dropping(share: float) -> None:
     """Dropping makes all anew for each op that reads it: 2 to 4 times the forward pass."""
-    problem = towers(12)
+    problem = towers(12, 6)
     asked = problem.with_budget(int(share * save_all_peak(problem)))
     merged = merge(reduce(asked))
     assert chain_of(merged.core) is None

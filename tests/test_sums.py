@@ -59,9 +59,9 @@ def test_the_sum_is_kept_and_its_parts_cross_no_cut() -> None:
             assert b == kept or {*core.readers[b]} <= outside
     for t, stage in enumerate(core.stages):
         own = [s for s in found.segments if t in s.stages]
-        there = {b for s in own for u in s.units for b in core.units[u].makes} | {s.enters for s in own}
-        after = {s.enters for s in found.segments}
-        assert {*stage.reads} <= there | after | found.always | core.held
+        there = {b for s in own for u in s.units for b in core.units[u].makes}
+        entering = {b for s in found.segments for b in s.enters}
+        assert {*stage.reads} <= there | entering | found.always | core.held
 
 
 @pytest.mark.parametrize(("n", "inner", "many"), [(3, 1, 12), (2, 2, 6)])

@@ -77,8 +77,9 @@ class Part:
         self.core = core
         self.limit, self.level_bytes, self.n_levels, quantum = numbers
         free = chain.always | core.held
-        self.enters = None if self.segment.enters in free else self.segment.enters
-        self.leaves = chain.segments[s + 1].enters if s + 1 < len(chain.segments) else None
+        self.enters = next(iter(self.segment.enters - free), None)
+        after = chain.segments[s + 1].enters if s + 1 < len(chain.segments) else ()
+        self.leaves = next(iter(after), None)
         made = (b for u in self.segment.units for b in core.units[u].makes)
         own = [b for b in made if b not in free and b != self.leaves]
         self.blocks = own if self.enters is None else [self.enters, *own]

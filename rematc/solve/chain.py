@@ -61,7 +61,7 @@ class ChainPlans:
         base = [b + k for b, k in zip(before, kept, strict=True)]
         self.base = [*base, base[-1]]
         self.low = min(self.base)
-        entering = [0 if s.enters is None else core.block_bytes[s.enters] for s in chain.segments]
+        entering = [sum(core.block_bytes[b] for b in s.enters) for s in chain.segments]
         most = max(0, round(ROOM * (problem.budget_bytes - self.low)))
         self.unit = _unit(most, entering)
         self.levels = most // self.unit + 2
@@ -218,10 +218,7 @@ class ChainPlans:
 
     def _kept(self, decision: Decision) -> frozenset[int]:
         """The blocks that ``decision`` keeps."""
-        if decision.choice:
-            return decision.choice.kept
-        enters = decision.segment.enters
-        return frozenset() if enters is None else frozenset((enters,))
+        return decision.choice.kept if decision.choice else decision.segment.enters
 
 
 def _unit(most: int, entering: list[int]) -> int:

@@ -74,7 +74,7 @@ def _windows(burst: Burst, chain: Chain, s: int, known: dict[object, list[Way]])
     for length in range(1, min(widest, len(chain.segments) - s) + 1):
         segments = chain.segments[s : s + length]
         after = chain.segments[s + length : s + length + 1]
-        part = _Part(burst, chain, joined(segments), after[0].enters if after else None)
+        part = _Part(burst, chain, joined(segments), after[0].enters if after else frozenset())
         if length > 1 and len(part.own) > MOST:
             return
         yield Window(length, part.segment, _choices(part, known))
@@ -140,7 +140,7 @@ def _corners(points: list[tuple[int, int]]) -> list[int]:
 class _Part:
     """One segment, and how its stages fare with what is kept."""
 
-    def __init__(self, burst: Burst, chain: Chain, segment: Segment, leaves: int | None) -> None:
+    def __init__(self, burst: Burst, chain: Chain, segment: Segment, leaves: frozenset[int]) -> None:
         self.core: Core = chain.core
         self.burst, self.segment, self.leaves = burst, segment, leaves
         self.always_bytes = chain.always_bytes
@@ -148,8 +148,7 @@ class _Part:
         self.own = own = made - chain.always - self.core.held
         self.reads = [frozenset(own.intersection(self.core.stages[t].reads)) for t in segment.stages]
         self.wanted = frozenset[int]().union(*self.reads)
-        entering = () if segment.enters is None else (segment.enters,)
-        self.there = chain.always | self.core.held | frozenset(entering)
+        self.there = chain.always | self.core.held | segment.enters
         self.last = {b: n for n, reads in enumerate(self.reads) for b in reads}
 
     def shape(self) -> tuple[object, dict[int, int]]:
@@ -165,7 +164,7 @@ class _Part:
         ]
         sizes = [core.block_bytes[b] for b in number]
         reads = [tuple(sorted(map(name, reads))) for reads in self.reads]
-        leaves = None if self.leaves is None else name(self.leaves)
+        leaves = tuple(sorted(map(name, self.leaves)))
         return (tuple(units), tuple(sizes), tuple(reads), leaves), number
 
     def _named(self, u: int, name: Callable[[int], int]) -> tuple[object, ...]:
@@ -186,7 +185,7 @@ class _Part:
         size = [core.block_bytes[b] for b in blocks]
         kept_bytes = np.zeros(1 << len(blocks), dtype=np.int64)
         for n, b in enumerate(blocks):
-            if b != self.leaves:
+            if b not in self.leaves:
                 kept_bytes[np.arange(1 << len(blocks)) >> n & 1 == 1] += size[n]
         peaks = sorted({max(self._live(runs), default=0) for _, runs in plain})
         for limit in peaks[:: -(-len(peaks) // LIMITS)]:
@@ -226,15 +225,14 @@ class _Part:
 
     def choice(self, way: Way) -> Choice:
         core, (kept, runs) = self.core, way
-        leaving = () if self.leaves is None else (self.leaves,)
-        units = missing(core, [*leaving, *sorted(kept)], self.there)
+        units = missing(core, [*sorted(self.leaves), *sorted(kept)], self.there)
         return Choice(
             kept,
             runs,
-            sum(core.block_bytes[b] for b in kept if b != self.leaves),
+            sum(core.block_bytes[b] for b in kept if b not in self.leaves),
             sum(core.units[u].cost_ns for u in units),
             sum(core.units[u].cost_ns for u in units if not core.units[u].required),
-            max(self.burst.live(units, {*leaving, *kept}, self.own), default=0),
+            max(self.burst.live(units, self.leaves | kept, self.own), default=0),
             self.again_ns(runs),
             max(self._live(runs), default=0),
         )

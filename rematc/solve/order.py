@@ -6,6 +6,7 @@ orders, `loads` judges them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rematc.graph import Graph
@@ -15,10 +16,12 @@ from rematc.solve.expand import expand, keep_all
 from rematc.solve.list_scheduling import RULES, Ties, listed
 from rematc.solve.merge import unmerged
 from rematc.solve.reduce import reduce, reduce_each
+from rematc.solve.segments import chain_of
 from rematc.solve.spans import loads
 
 Order = tuple[int, ...]
 ENOUGH = 0.01  # of what is above resident: for less than that the order stays the graph's
+ENOUGH_SEGMENTS = 1.1  # times what segments need in the graph's order
 
 
 def orders(problem: Problem) -> list[Order]:
@@ -31,7 +34,8 @@ def best_order(problem: Problem) -> Order:
     """The order to solve for: the graph's own, or one that needs no more in any way and `ENOUGH` less in one.
 
     An order is judged by what backward needs at the least, whatever the plan, and with everything kept. Where
-    everything can be kept the first does not matter.
+    everything can be kept the first does not matter; if not, forward has to fall into segments as well as in
+    the graph's order: one that goes to and fro has much recomputed at once.
     """
     tried = needs(problem, orders(problem))
     own, *others = tried
@@ -44,7 +48,15 @@ def best_order(problem: Problem) -> Order:
         return [(a - b) / e for a, b, e in zip(tried[own], tried[order], enough, strict=True)]
 
     better = [order for order in others if min(saved(order)) >= 0 and max(saved(order)) >= 1]
-    return max(better, key=lambda order: sum(saved(order)), default=own)
+    best_first = sorted(better, key=lambda order: -sum(saved(order)))
+    limit = ENOUGH_SEGMENTS * _segment_bytes(problem, own) if better else 0.0
+    return next((order for order in best_first if _segment_bytes(problem, order) <= limit), own)
+
+
+def _segment_bytes(problem: Problem, order: Order) -> float:
+    """What a chain of segments needs in this order; no bound where there is none."""
+    chain = chain_of(reduce(reordered(problem, order)))
+    return chain.needs_bytes if chain else math.inf
 
 
 def _keeps_all(problem: Problem, order: Order) -> bool:

@@ -37,7 +37,7 @@ from rematc.solve.expand import Draft, Written, excesses, expand
 from rematc.solve.improve import Starts, mended
 from rematc.solve.merge import Merged
 from rematc.solve.refine import Refined
-from rematc.solve.segments import Chain, chain_of
+from rematc.solve.segments import Chain, single_chain_of
 from rematc.solve.spans import tightest
 from rematc.solve.unfold import drafts
 
@@ -102,7 +102,7 @@ class Prefixes:
 
 def prefixes_of(merged: Merged, budget_bytes: int) -> Prefixes | None:
     """Those of ``merged`` for plans within ``budget_bytes``; None if it is no chain, or they are too many."""
-    chain = chain_of(merged.core)
+    chain = single_chain_of(merged.core)
     found = chain and Prefixes(merged, chain, budget_bytes)
     return found if found and found.are_few else None
 

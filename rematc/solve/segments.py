@@ -1,36 +1,40 @@
-"""Core -> chain of segments: forward is cut wherever a single block crosses, and backward with it.
+"""Core -> chain of segments: forward is cut wherever a single block crosses, or a few, and backward with it.
 
-Between two cuts lies a segment: its units read the block that crosses into it, its own blocks, and those
-that are *always* kept, because they are read all over the graph (masks, position tables, an encoder's
-result) or made from all over it (a sum of what each layer adds), can't be made twice, or are read in backward
-far from the segment's other blocks.
+Between two cuts lies a segment: its units read the blocks that cross into it, its own, and those that are
+*always* kept, because they are read all over the graph (masks, position tables, an encoder's result) or made
+from all over it (a sum of what each layer adds), can't be made twice, or are read in backward far from the
+segment's other blocks.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, product
+from operator import attrgetter
 
 from rematc.solve.reduce import Core
 
 MOST = 200  # segments; more would make their number's square too large
 PARTS = (2, 4, 8, 16, 32, 64)  # of forward: a block that is read over more than one is kept
 FEW = 3  # a chain has at least as many segments
-WORTH = 0.9  # of what a chain needs without it: so much, a sum over all of forward is kept
+WORTH = 0.9  # of what a chain needs: one that needs so much is taken, though it is less plain
+MUCH = 0.25  # of what a chain needs is kept all over the graph: others are looked for
 NEAR = 3  # segments that are read together, no farther apart than this, become one
+CROSSING = (1, 2, 4)  # blocks that may cross a cut
 
-Cut = tuple[int, int | None]
+Cut = tuple[int, frozenset[int]]  # the place of the unit that comes next, and the blocks that cross
+NOTHING = frozenset[int]()
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Units, the block that crosses into them (None: nothing does), and the stages that read their blocks."""
+    """Units, the blocks that cross into them, and the stages that read their blocks."""
 
     units: tuple[int, ...]
-    enters: int | None
+    enters: frozenset[int]
     stages: range
 
     @property
@@ -48,6 +52,18 @@ class Chain:
     always: frozenset[int]
 
     @cached_property
+    def needs_bytes(self) -> int:
+        """Bytes of what is always kept, and of the largest segment: backward can do with no more."""
+        units, size = self.core.units, self.core.block_bytes
+        made = (sum(size[b] for u in s.units for b in units[u].makes) for s in self.segments)
+        return self.kept_bytes + max(made)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the blocks that are always kept."""
+        return sum(self.core.block_bytes[b] for b in self.always)
+
+    @cached_property
     def always_bytes(self) -> list[int]:
         """Bytes of the blocks ``always`` kept that some stage from t on reads, or remakes something from."""
         end = len(self.core.stages)
@@ -55,8 +71,7 @@ class Chain:
         change = Counter[int]()
         for b in self.always:
             change[last[b] + 1] -= self.core.block_bytes[b]
-        total = sum(self.core.block_bytes[b] for b in self.always)
-        return [total + down for down in accumulate(change[t] for t in range(end))]
+        return [self.kept_bytes + down for down in accumulate(change[t] for t in range(end))]
 
 
 def joined(segments: Sequence[Segment]) -> Segment:
@@ -67,21 +82,41 @@ def joined(segments: Sequence[Segment]) -> Segment:
 
 
 def chain_of(core: Core) -> Chain | None:
-    """``core`` as a chain, or None if there are hardly any cuts."""
-    if not core.has_forward:
-        return None
-    order = _order(core)
+    """``core`` as a chain, or None if there are hardly any cuts.
+
+    More blocks than one may cross a cut where, with single ones, much has to be kept all over the graph.
+    """
+    best = single_chain_of(core)
+    if not core.has_forward or (best and best.kept_bytes <= MUCH * best.needs_bytes):
+        return best
+    for order, most in product((_order(core), _order_of_backward(core)), CROSSING):
+        best = _better(best, _least(core, order, most))
+    return best
+
+
+def single_chain_of(core: Core) -> Chain | None:
+    """The same, where a single block crosses each cut, in the order of forward."""
+    return _least(core, _order(core), 1) if core.has_forward else None
+
+
+def _least(core: Core, order: list[int], most: int) -> Chain | None:
+    """Of the chains of that ``order`` the one that needs least; one with a sum kept has to be worth it."""
     spans = [len(core.units) // parts for parts in PARTS]
-    plain = _least([_chain(core, order, span, frozenset()) for span in spans])
-    kept = [_gathered(core, order, span) for span in spans]
-    other = _least([_chain(core, order, *each) for each in zip(spans, kept, strict=True) if each[1]])
-    if plain and other:
-        return other if _needs(other) < WORTH * _needs(plain) else plain
-    return plain or other
+    plain = [_chain(core, order, span, NOTHING, most) for span in spans]
+    kept = ((span, _gathered(core, order, span)) for span in spans)
+    other = [_chain(core, order, *way, most) for way in kept if way[1]]
+    return _better(_least_needy(plain), _least_needy(other))
 
 
-def _least(chains: list[Chain]) -> Chain | None:
-    return min((c for c in chains if len(c.segments) >= FEW), key=_needs, default=None)
+def _least_needy(chains: Iterable[Chain]) -> Chain | None:
+    return min((c for c in chains if len(c.segments) >= FEW), key=attrgetter("needs_bytes"), default=None)
+
+
+def _better(best: Chain | None, other: Chain | None) -> Chain | None:
+    """``best``, or the ``other`` if that needs notably less."""
+    if best is None or other is None:
+        return best or other
+    return other if other.needs_bytes < WORTH * best.needs_bytes else best
 
 
 def _gathered(core: Core, order: list[int], span: int) -> frozenset[int]:
@@ -103,13 +138,6 @@ def _gathered(core: Core, order: list[int], span: int) -> frozenset[int]:
     )
 
 
-def _needs(chain: Chain) -> int:
-    """Bytes of what is always kept, and of the largest segment: with no more than that backward can do."""
-    size = chain.core.block_bytes
-    made = (sum(size[b] for u in s.units for b in chain.core.units[u].makes) for s in chain.segments)
-    return sum(size[b] for b in chain.always) + max(made)
-
-
 def _order(core: Core) -> list[int]:
     """All units in an order to cut: those that forward does not need come right after what they read."""
     at: dict[int, int] = {}
@@ -119,10 +147,25 @@ def _order(core: Core) -> list[int]:
     return sorted(at, key=lambda u: (at[u], u))
 
 
-def _chain(core: Core, order: list[int], span: int, kept: frozenset[int]) -> Chain:
+def _order_of_backward(core: Core) -> list[int]:
+    """All units in an order to cut: what backward reads last comes first, whichever way forward went.
+
+    Of two towers, backward may go over one and then over the other.
+    """
+    last = [-1] * len(core.units)
+    for t, stage in enumerate(core.stages):
+        for b in stage.reads:
+            last[core.maker[b]] = t
+    for u in reversed(range(len(core.units))):
+        for b in core.units[u].makes:
+            last[u] = max([last[u], *(last[w] for w in core.readers[b])])
+    return sorted(range(len(core.units)), key=lambda u: (-last[u], u))
+
+
+def _chain(core: Core, order: list[int], span: int, kept: frozenset[int], most: int) -> Chain:
     """The chain where ``kept`` and blocks read more than ``span`` units after they are made are always kept.
 
-    Units that are for ``kept`` alone are in no segment.
+    Units that are for ``kept`` alone are in no segment. Up to ``most`` blocks cross a cut.
     """
     read = {b for stage in core.stages for b in stage.reads} - core.held
     useful = core.upstream(read, kept) if kept else {*order}
@@ -135,7 +178,7 @@ def _chain(core: Core, order: list[int], span: int, kept: frozenset[int]) -> Cha
     long = {b for b, (first, last) in enumerate(lives) if last - first > max(span, 1) and first >= 0}
     pinned = {b for unit in core.units if unit.pinned for b in unit.makes}
     always = frozenset(long | pinned | kept) - core.held
-    cuts = _cuts(core, len(order), lives, always)
+    cuts = _cuts(core, len(order), lives, always, most)
     while True:
         chain, needless, astray = _assigned(core, order, cuts, always)
         if not needless and not astray:
@@ -144,20 +187,29 @@ def _chain(core: Core, order: list[int], span: int, kept: frozenset[int]) -> Cha
         always |= astray
 
 
-def _cuts(core: Core, n_units: int, lives: list[tuple[int, int]], always: frozenset[int]) -> list[Cut]:
-    """The cuts: the place of the unit that comes next, and the block that crosses alone."""
-    change, blocks = [0] * (n_units + 1), [0] * (n_units + 1)
+def _cuts(
+    core: Core, n_units: int, lives: list[tuple[int, int]], always: frozenset[int], most: int
+) -> list[Cut]:
+    """The cuts, those first that fewest blocks cross: no block crosses more than one.
+
+    So what is kept at one cut is not what is kept at the next.
+    """
+    starts, ends = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
     for b, (first, last) in enumerate(lives):
         if last > first >= 0 and b not in always and b not in core.held:
-            for n, sign in ((first + 1, 1), (last + 1, -1)):
-                change[n] += sign
-                blocks[n] += sign * b
-    found: dict[int, int] = {}
-    for n, (crossing, b) in enumerate(zip(accumulate(change), accumulate(blocks), strict=True)):
-        if crossing == 1 and n < n_units:
-            found.setdefault(b, n)
-    positions = sorted((n, b) for b, n in found.items())
-    return [(0, None), *positions[:: max(1, -(-len(positions) // MOST))]]
+            starts[first + 1].add(b)
+            ends[last + 1].add(b)
+    few, crossing = list[Cut](), NOTHING
+    for n in range(1, n_units):
+        crossing = (crossing | starts[n]) - ends[n]
+        if 0 < len(crossing) <= most:
+            few.append((n, crossing))
+    found, crossed = list[Cut](), set[int]()
+    for cut in sorted(few, key=lambda cut: len(cut[1])):
+        if crossed.isdisjoint(cut[1]):
+            found.append(cut)
+            crossed |= cut[1]
+    return [(0, NOTHING), *sorted(found, key=lambda cut: cut[0])[:: max(1, -(-len(found) // MOST))]]
 
 
 def _assigned(
@@ -169,7 +221,7 @@ def _assigned(
     """
     ends = [*(n for n, _ in cuts[1:]), len(order)]
     segment = {u: s for s, ((n, _), end) in enumerate(zip(cuts, ends, strict=True)) for u in order[n:end]}
-    enters = {b for _, b in cuts}
+    enters = {b for _, crossing in cuts for b in crossing}
     now, count = len(cuts) - 1, Counter[int]()
     needless, astray = set[int](), set[int]()
     for stage in core.stages:
@@ -185,9 +237,9 @@ def _assigned(
     needless |= {s for s in range(1, len(cuts)) if not count[s]}  # no stage is left for it
     segments, start = [], 0
     for s in reversed(range(len(cuts))):
-        first, enters_it = cuts[s]
+        first, crossing = cuts[s]
         units = tuple(sorted(order[first : ends[s]]))
-        segments.append(Segment(units, enters_it, range(start, start + count[s])))
+        segments.append(Segment(units, crossing, range(start, start + count[s])))
         start += count[s]
     return Chain(core, tuple(reversed(segments)), always), needless, frozenset(astray)
 

@@ -220,7 +220,7 @@ def _starts(
         return Starts([plain], bound_ns)
     greedy, plans = drop(problem, merged), chain_plans(problem, merged)
     found = [plain, greedy, _chained(problem, plans)]
-    if plans is None and (merged.core.has_forward or not any(found)):
+    if not found[-1] and (merged.core.has_forward or not any(found)):
         found.append(evict(problem, merged, Deadline.after(LIKE * deadline.left())))
         greedy = min(filter(None, (greedy, found[-1])), key=lambda w: w.plan.cost_ns, default=None)
     if nearest and not any(found):
