@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ def partition(
     see `rematc.inductor.compile_as_planned`.
     """
     folder = cache_folder()
-    target = target_of(joint, options, folder)
+    target = target_of(joint, options, folder, given)
     given = replace(given, outside=given.outside | of_a_loss(joint, target))
     if given.plan is None:
         say_if_checkpointed(joint)
@@ -94,10 +95,13 @@ def partition(
     with decision(problem, options.solve) as decided:
         posed = decided.problem
         taken_over = next(iter(decided.plans), None)
-        known = given.plan or taken_over or plans.load(posed, options.solve, folder)
-        problem, plan = _planned(posed, options.solve, peak, known, folder)
+        told = given.plan or taken_over
+        known = told or plans.load(posed, options.solve, folder)
+        again = known is not None and told is None and plans.is_worth_a_search(known)
+        search = _searched_again if again else _planned
+        problem, plan = search(posed, options.solve, peak, known, folder)
         decided.plans = (plan,)
-    if known is None or known is taken_over:
+    if known is None or known is taken_over or again:
         plans.keep(posed, options.solve, plan, folder)
     if target.note:
         plan = replace(plan, notes=(*plan.notes, target.note))
@@ -124,6 +128,17 @@ def _planned(
         if needed > e.budget_bytes:
             raise
         return _fitted(problem, options, peak, floor)
+
+
+def _searched_again(
+    problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None, folder: Path
+) -> tuple[Problem, Plan]:
+    """The cheaper of ``known``, as `_planned` has it, and what another search finds."""
+    found = [_planned(problem, options, peak, known, folder)]
+    with suppress(BudgetError):
+        found.append(_planned(problem, options, peak, None, folder))
+    problem, plan = min(found, key=lambda each: each[1].cost_ns)
+    return problem, plans.searched_for_twice(plan)
 
 
 def _fitted(

@@ -22,9 +22,11 @@ from rematc.options import SolveOptions
 from rematc.plan import FORMAT, Plan
 from rematc.problem import TEXT, OpCost, Problem, list_of, read_object
 from rematc.simulate import judged
+from rematc.solve.solver import CUT
 
 log = logging.getLogger(__name__)
 NOTE = "found before, and kept in the cache"
+TWICE = "searched for twice; the cheaper plan is kept"
 MOST = 1000  # files kept: with more, the oldest go
 SEVERAL, FLOOR = "rematc.plans/1", "floor"
 PROOFS = 3  # counts the ways in which bounds were proven: those of another way are not taken
@@ -44,6 +46,16 @@ def load(problem: Problem, options: SolveOptions, folder: Path) -> Plan | None:
         return None
     _used(path)
     return _found_before(plan)
+
+
+def is_worth_a_search(plan: Plan) -> bool:
+    """Did the clock end its search, the only one so far? With more time there may be a far cheaper one."""
+    return CUT in plan.notes and TWICE not in plan.notes
+
+
+def searched_for_twice(plan: Plan) -> Plan:
+    """``plan``, of which that is no longer said."""
+    return replace(plan, notes=(*(note for note in plan.notes if note != NOTE), TWICE))
 
 
 def keep(problem: Problem, options: SolveOptions, plan: Plan, folder: Path) -> None:

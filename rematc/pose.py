@@ -41,7 +41,7 @@ def pose(
     target: Target | None = None,
 ) -> tuple[Capture, Problem]:
     """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
-    target = target or target_of(joint, options, cache_folder())
+    target = target or target_of(joint, options, cache_folder(), given)
     _fix_sizes(joint)
     canonicalize(joint, num_fwd_outputs, runs_here=target.table is not None, regather=options.regather)
     captured = capture(joint, num_fwd_outputs, target.rounded)

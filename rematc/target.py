@@ -12,6 +12,7 @@ from torch import fx
 
 from rematc import compat
 from rematc.cards import card
+from rematc.compiled import ALONE, Given
 from rematc.costs import (
     Call,
     Prices,
@@ -64,10 +65,10 @@ class Target:
         return {} if self.table is None else self.table.taken(calls)
 
 
-def target_of(joint: fx.GraphModule, options: Options, folder: Path) -> Target:
+def target_of(joint: fx.GraphModule, options: Options, folder: Path, given: Given = ALONE) -> Target:
     """The target that ``options`` name, or the device that the graph's values are on.
 
-    What is measured of it is kept in ``folder``.
+    What is measured of it is kept in ``folder``; to measure it takes no more than ``given`` leaves.
 
     Raises `CaptureError` for a graph on several CUDA devices, `OptionError` for a card that isn't known.
     """
@@ -82,7 +83,7 @@ def target_of(joint: fx.GraphModule, options: Options, folder: Path) -> Target:
     is_cuda = device.type == "cuda"
     memory_bytes = int(torch.cuda.get_device_properties(device).total_memory) if is_cuda else None
     return Target(
-        rates=rates_of(device, folder, _room(joint, options, memory_bytes)),
+        rates=rates_of(device, folder, _room(joint, options, given, memory_bytes)),
         table=Table(device, folder),
         memory_bytes=memory_bytes,
         rounded=_rounding(device),
@@ -91,15 +92,16 @@ def target_of(joint: fx.GraphModule, options: Options, folder: Path) -> Target:
     )
 
 
-def _room(joint: fx.GraphModule, options: Options, memory_bytes: int | None) -> float:
-    """Bytes of the budget beside the graph's inputs, and on a GPU no more than are free."""
-    budget = parse_budget(options.budget, memory_bytes)
+def _room(joint: fx.GraphModule, options: Options, given: Given, memory_bytes: int | None) -> float:
+    """Bytes of the budget beside the graph's inputs and other graphs', and on a GPU no more than are free."""
+    budget = given.budget_bytes or parse_budget(options.budget, memory_bytes)
     free = math.inf if memory_bytes is None else torch.cuda.mem_get_info(device_of(joint))[0]
     if budget is None:
         return free
     inputs = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if not compat.is_tangent(n)]
     there = dict(storages([t for t in tensors(inputs) if t.layout == torch.strided]))
-    return min(free, budget - options.reserve_bytes - sum(map(compat.hint, there.values())))
+    beside = given.resident_bytes or given.others_bytes + sum(map(compat.hint, there.values()))
+    return min(free, budget - options.reserve_bytes - beside - given.outside.held_bytes)
 
 
 def _rounding(device: torch.device) -> Rounding:

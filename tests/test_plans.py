@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import refusal as refused_with
 from rematc.solve import solve
+from rematc.solve.solver import CUT
 from tests.damaged import read_damaged, saying
 from tests.graphs import chain
 from tests.small import batch, net, refusal
@@ -28,6 +30,7 @@ from tests.small import batch, net, refusal
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 OPTIONS = SolveOptions()
+Solve = Callable[[Problem, SolveOptions], Plan]
 
 
 @pytest.fixture
@@ -195,3 +198,50 @@ def test_a_second_start_solves_nothing(inner: str, tmp_path: Path, monkeypatch: 
         first.saved, first.backward, first.cost_ns, first.gap,
     )  # fmt: skip
     assert second.notes[-1] == plans.NOTE or plans.NOTE in second.notes
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Solve], Plan]:
+    """The plan that a new start takes, where its searches are done by what is given."""
+    monkeypatch.setenv("REMATC_CACHE_DIR", str(tmp_path))
+    budget = refusal().minimum_bytes * 6 // 5
+
+    def trained_by(search: Solve) -> Plan:
+        torch._dynamo.reset()
+        monkeypatch.setattr(importlib.import_module("rematc.partition"), "solve", search)
+        backend = rematc.backend(budget, inner="eager", costs="roofline")
+        torch.compile(net(), backend=backend)(batch()).sum().backward()
+        return backend.plans[0]
+
+    return trained_by
+
+
+def cut(problem: Problem, budget_bytes: int) -> Plan:
+    plan = solve(problem, OPTIONS, budget_bytes=budget_bytes)
+    return replace(plan, notes=(*plan.notes, CUT))
+
+
+def test_a_plan_that_the_clock_cut_is_searched_for_once_more(trained: Callable[[Solve], Plan]) -> None:
+    """On a busy machine it may be the greedy one: kept for good, each later start would run it."""
+    searched = list[Problem]()
+
+    def search(problem: Problem, options: SolveOptions) -> Plan:
+        searched.append(problem)
+        least, asked = refusal().minimum_bytes, problem.budget_bytes or 0
+        return cut(problem, least if len(searched) == 1 else asked)
+
+    first, second, third = (trained(search) for _ in range(3))
+    assert len(searched) == 2
+    assert second.cost_ns < first.cost_ns and third.cost_ns == second.cost_ns
+    assert plans.TWICE in second.notes and plans.NOTE not in second.notes
+    assert third.notes[-1] == plans.NOTE
+
+
+def test_where_a_second_search_finds_nothing_the_first_plan_stays(trained: Callable[[Solve], Plan]) -> None:
+    def unlucky(problem: Problem, options: SolveOptions) -> Plan:
+        raise refused_with(problem, save_all(problem), bound_bytes=0)
+
+    first = trained(lambda problem, options: cut(problem, problem.budget_bytes or 0))
+    second = trained(unlucky)
+    assert (second.saved, second.backward) == (first.saved, first.backward)
+    assert plans.TWICE in second.notes

@@ -12,10 +12,14 @@ import torch
 from torch import nn
 
 import rematc
+from rematc import target
+from rematc.compiled import ALONE, Given
 from rematc.costs import Rates, rates, rates_of
 from rematc.costs.rates import calibrate
 from rematc.measure import measure
+from rematc.options import Options
 from tests.damaged import read_damaged, saying
+from tests.test_fuse import joint_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -69,6 +73,28 @@ def test_all_that_the_first_compile_takes_is_within_the_budget(
     resident = x.nbytes + sum(p.nbytes for p in model.parameters())
     run = torch.compile(lambda x: model(x).square().mean(), backend=rematc.backend("6MB", inner=inner))
     assert resident + measure(lambda: run(x).backward()).peak_bytes <= 6_000_000
+
+
+def test_what_other_graphs_keep_is_no_room_to_measure_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms = list[float]()
+
+    def rates_in(device: torch.device, folder: Path, room_bytes: float) -> Rates:
+        rooms.append(room_bytes)
+        return RATES
+
+    monkeypatch.setattr(target, "rates_of", rates_in)
+    x = torch.randn(1000, requires_grad=True)
+    joint, _ = joint_of(torch.sin, x)
+    for given in (
+        ALONE,
+        Given(others_bytes=2000),
+        Given(resident_bytes=9000),
+        Given(budget_bytes=20_000, others_bytes=2000),
+    ):
+        target.target_of(joint, Options(10_000, "eager"), tmp_path, given)
+    assert rooms == [6000, 4000, 1000, 14_000]
 
 
 WRONG = {
