@@ -104,7 +104,9 @@ class _Solver:
 
 def _noted(plan: Plan) -> Plan:
     """Who recomputes nothing, or proves nothing, needs no bound explained."""
-    return replace(plan, notes=(*plan.notes, NOTE)) if plan.cost_ns and plan.status != "baseline" else plan
+    if not plan.cost_ns or plan.status == "baseline":
+        return plan
+    return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, NOTE))))
 
 
 def _lowered(problem: Problem, plan: Plan, peak_of_code: PeakOfCode) -> Fitted:

@@ -125,19 +125,21 @@ def _planned(
         needed = math.inf if floor is None else peak(floor) if peak else floor.peak_bytes
         if e.minimum_bytes < needed:
             plans.keep_floor(problem, e.plan, folder)
-        if needed > e.budget_bytes:
+        if needed > e.budget_bytes or floor is None:
             raise
-        return _fitted(problem, options, peak, floor)
+        problem, plan = _fitted(problem, options, peak, floor)
+        return problem, plans.as_cut(plan) if e.was_cut else plan
 
 
 def _searched_again(
     problem: Problem, options: SolveOptions, peak: PeakOfCode | None, known: Plan | None, folder: Path
 ) -> tuple[Problem, Plan]:
     """The cheaper of ``known``, as `_planned` has it, and what another search finds."""
+    log.info("the clock ended the first search for this plan: it is searched for once more")
     found = [_planned(problem, options, peak, known, folder)]
     with suppress(BudgetError):
         found.append(_planned(problem, options, peak, None, folder))
-    problem, plan = min(found, key=lambda each: each[1].cost_ns)
+    problem, plan = min(found, key=lambda each: (each[1].cost_ns, -each[1].bound_ns))
     return problem, plans.searched_for_twice(plan)
 
 

@@ -53,9 +53,15 @@ def is_worth_a_search(plan: Plan) -> bool:
     return CUT in plan.notes and TWICE not in plan.notes
 
 
+def as_cut(plan: Plan) -> Plan:
+    """``plan``, found because the clock ended a search for a better one."""
+    return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, CUT))))
+
+
 def searched_for_twice(plan: Plan) -> Plan:
-    """``plan``, of which that is no longer said."""
-    return replace(plan, notes=(*(note for note in plan.notes if note != NOTE), TWICE))
+    """``plan``, which is not `is_worth_a_search` any more."""
+    kept = (note for note in plan.notes if note != NOTE)
+    return replace(plan, notes=tuple(dict.fromkeys((*kept, TWICE))))
 
 
 def keep(problem: Problem, options: SolveOptions, plan: Plan, folder: Path) -> None:

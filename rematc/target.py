@@ -98,10 +98,14 @@ def _room(joint: fx.GraphModule, options: Options, given: Given, memory_bytes: i
     free = math.inf if memory_bytes is None else torch.cuda.mem_get_info(device_of(joint))[0]
     if budget is None:
         return free
-    inputs = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if not compat.is_tangent(n)]
-    there = dict(storages([t for t in tensors(inputs) if t.layout == torch.strided]))
-    beside = given.resident_bytes or given.others_bytes + sum(map(compat.hint, there.values()))
-    return min(free, budget - options.reserve_bytes - beside - given.outside.held_bytes)
+    resident = given.resident_bytes  # the reserve included
+    if resident is None:
+        vals = [
+            n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if not compat.is_tangent(n)
+        ]
+        inputs = dict(storages([t for t in tensors(vals) if t.layout == torch.strided]))
+        resident = options.reserve_bytes + given.others_bytes + sum(map(compat.hint, inputs.values()))
+    return min(free, budget - resident - given.outside.held_bytes)
 
 
 def _rounding(device: torch.device) -> Rounding:

@@ -237,6 +237,23 @@ def test_a_plan_that_the_clock_cut_is_searched_for_once_more(trained: Callable[[
     assert third.notes[-1] == plans.NOTE
 
 
+def test_a_plan_of_the_lowest_peak_taken_because_the_clock_ended_a_search_is_none_to_keep(
+    trained: Callable[[Solve], Plan], tmp_path: Path
+) -> None:
+    def refused(problem: Problem, budget_bytes: int, was_cut: bool) -> Plan:
+        floor = solve(problem, OPTIONS, budget_bytes=budget_bytes)
+        notes = (CUT,) if was_cut else ()
+        raise refused_with(problem, replace(floor, notes=notes), bound_bytes=0)
+
+    least = refusal().minimum_bytes
+    with pytest.raises(rematc.BudgetError):  # in an earlier run, with time: its plan is kept
+        torch.compile(net(), backend=rematc.backend(least - 1, inner="eager", costs="roofline"))(batch())
+    first = trained(lambda problem, _: refused(problem, least * 2, was_cut=True))
+    second = trained(lambda problem, _: solve(problem, OPTIONS))
+    assert CUT in first.notes
+    assert second.cost_ns < first.cost_ns and CUT not in second.notes
+
+
 def test_where_a_second_search_finds_nothing_the_first_plan_stays(trained: Callable[[Solve], Plan]) -> None:
     def unlucky(problem: Problem, options: SolveOptions) -> Plan:
         raise refused_with(problem, save_all(problem), bound_bytes=0)

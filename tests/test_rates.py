@@ -91,10 +91,11 @@ def test_what_other_graphs_keep_is_no_room_to_measure_in(
         ALONE,
         Given(others_bytes=2000),
         Given(resident_bytes=9000),
+        Given(resident_bytes=0),
         Given(budget_bytes=20_000, others_bytes=2000),
     ):
-        target.target_of(joint, Options(10_000, "eager"), tmp_path, given)
-    assert rooms == [6000, 4000, 1000, 14_000]
+        target.target_of(joint, Options(10_000, "eager", reserve=500), tmp_path, given)
+    assert rooms == [5500, 3500, 1000, 10_000, 13_500]
 
 
 WRONG = {

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.corpus_trace import CPU, Case, pose
 from rematc.problem import Problem
-from rematc.solve import solver
+from rematc.solve import segments, solver
 from rematc.solve.chain import chain_plans
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
@@ -66,7 +66,8 @@ def test_more_than_a_few_make_no_chain() -> None:
     assert chain_of(merge(reduce(towers(8, 6))).core) is None
 
 
-def test_where_single_blocks_part_it_well_no_more_cross() -> None:
+def test_where_single_blocks_part_it_well_no_more_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_order_by_last_read", lambda _: pytest.fail("others are looked for"))
     b = Builder()
     x, made = b.input("x"), list[tuple[int, int]]()
     for k in range(8):
@@ -79,7 +80,31 @@ def test_where_single_blocks_part_it_well_no_more_cross() -> None:
     for reads in reversed(made):
         (grad,) = b.op(f"b{len(b.ops)}", [grad, *reads], 4, phase="backward")
     core = merge(reduce(b.problem(loss, [grad]))).core
-    assert chain_of(core) == single_chain_of(core)
+    found = chain_of(core)
+    assert found == single_chain_of(core) and len(found.segments) >= 7
+
+
+@pytest.mark.parametrize("forward_to_and_fro", [False, True])
+def test_cuts_follow_backward_where_forward_goes_another_way(forward_to_and_fro: bool) -> None:
+    """One goes over one tower and then the other, one to and fro: by forward's order all would be kept."""
+    together = [(k, i) for k in range(8) for i in range(2)]
+    apart = [(k, i) for i in range(2) for k in range(8)]
+    forward, backward = (together, apart) if forward_to_and_fro else (apart, together)
+    b = Builder()
+    ends, reads = [b.input("x"), b.input("y")], dict[tuple[int, int], list[int]]()
+    for k, i in forward:
+        (inner,) = b.op(f"c{k}.{i}", [ends[i]], 8, ns=40)
+        reads[k, i] = [ends[i], inner]
+        (ends[i],) = b.op(f"r{k}.{i}", [inner], 8, ns=4)
+    loss = b.op("loss", ends, 1, ns=0)
+    grads = b.op("b", [b.tangent("dy", 1)], 8, 8, phase="backward")
+    for k, i in reversed(backward):
+        (grads[i],) = b.op(f"b{k}.{i}", [grads[i], *reads[k, i]], 8, phase="backward")
+    core = merge(reduce(b.problem(loss, grads))).core
+    found, single = chain_of(core), single_chain_of(core)
+    assert found is not None
+    assert single is None or found.needs_bytes < 0.5 * single.needs_bytes
+    assert found.needs_bytes <= 48
 
 
 @pytest.mark.parametrize("problem", [towers(16, 2), exchanging(16)], ids=["towers", "exchanging"])

@@ -77,7 +77,7 @@ class Part:
         self.core = core
         self.limit, self.level_bytes, self.n_levels, quantum = numbers
         free = chain.always | core.held
-        self.enters = next(iter(self.segment.enters - free), None)
+        self.enters = next(iter(self.segment.enters - free), None)  # of `single_chain_of`: one at the most
         after = chain.segments[s + 1].enters if s + 1 < len(chain.segments) else ()
         self.leaves = next(iter(after), None)
         made = (b for u in self.segment.units for b in core.units[u].makes)

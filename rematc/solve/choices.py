@@ -1,7 +1,7 @@
 """What each segment of a chain may keep for its part of the backward pass, and what that takes.
 
-A `Choice` keeps some of the blocks that the segment's stages read; the rest is made again from the block
-that enters it. Where the segment has few blocks, `Ways` says how that is cheapest within a limit, for some
+A `Choice` keeps some of the blocks that the segment's stages read; the rest is made again from the blocks
+that enter it. Where the segment has few blocks, `Ways` says how that is cheapest within a limit, for some
 limits. Besides, each block is made at its first use, to stay to its last, or for each use anew, which takes
 less memory. Segments that look alike (the layers of a transformer) have the same choices: those are found
 once.

@@ -20,10 +20,10 @@ from rematc.solve.reduce import Core
 MOST = 200  # segments; more would make their number's square too large
 PARTS = (2, 4, 8, 16, 32, 64)  # of forward: a block that is read over more than one is kept
 FEW = 3  # a chain has at least as many segments
-WORTH = 0.9  # of what a chain needs: one that needs so much is taken, though it is less plain
+WORTH = 0.9  # of what a chain needs: one that needs less than so much is taken, though it is less plain
 MUCH = 0.25  # of what a chain needs is kept all over the graph: others are looked for
 NEAR = 3  # segments that are read together, no farther apart than this, become one
-CROSSING = (1, 2, 4)  # blocks that may cross a cut
+CROSSING = (2, 4)  # blocks that may cross a cut, where one is not enough
 
 Cut = tuple[int, frozenset[int]]  # the place of the unit that comes next, and the blocks that cross
 NOTHING = frozenset[int]()
@@ -55,8 +55,8 @@ class Chain:
     def needs_bytes(self) -> int:
         """Bytes of what is always kept, and of the largest segment: backward can do with no more."""
         units, size = self.core.units, self.core.block_bytes
-        made = (sum(size[b] for u in s.units for b in units[u].makes) for s in self.segments)
-        return self.kept_bytes + max(made)
+        made = ((b for u in s.units for b in units[u].makes if b not in self.always) for s in self.segments)
+        return self.kept_bytes + max(sum(size[b] for b in own) for own in made)
 
     @property
     def kept_bytes(self) -> int:
@@ -89,7 +89,8 @@ def chain_of(core: Core) -> Chain | None:
     best = single_chain_of(core)
     if not core.has_forward or (best and best.kept_bytes <= MUCH * best.needs_bytes):
         return best
-    for order, most in product((_order(core), _order_of_backward(core)), CROSSING):
+    forward, last_read = _order(core), _order_by_last_read(core)
+    for order, most in ((last_read, 1), *product((forward, last_read), CROSSING)):
         best = _better(best, _least(core, order, most))
     return best
 
@@ -147,7 +148,7 @@ def _order(core: Core) -> list[int]:
     return sorted(at, key=lambda u: (at[u], u))
 
 
-def _order_of_backward(core: Core) -> list[int]:
+def _order_by_last_read(core: Core) -> list[int]:
     """All units in an order to cut: what backward reads last comes first, whichever way forward went.
 
     Of two towers, backward may go over one and then over the other.
@@ -239,7 +240,7 @@ def _assigned(
     for s in reversed(range(len(cuts))):
         first, crossing = cuts[s]
         units = tuple(sorted(order[first : ends[s]]))
-        segments.append(Segment(units, crossing, range(start, start + count[s])))
+        segments.append(Segment(units, crossing - always, range(start, start + count[s])))
         start += count[s]
     return Chain(core, tuple(reversed(segments)), always), needless, frozenset(astray)
 
