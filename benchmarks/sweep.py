@@ -16,7 +16,7 @@ MODEL_BUDGETS = ("1.0x", "1.1x", "1.25x", "1.5x", "half", "0.9p")
 RANDOM_BUDGETS = ("0.9p", "0.8p")
 BUDGETS = "Nx: N times the smallest; half: halfway to the peak of saving all; Np: N of that peak"
 # The time limit of the solver by the number of ops: for random graphs it is what is claimed, near enough.
-RANDOM_LIMITS_S = ((100, 2.5), (250, 8.0), (10**9, 28.0))
+RANDOM_LIMITS_S = ((100, 2.6), (250, 8.0), (10**9, 28.0))
 MODEL_LIMIT_S = 20.0
 GAP = 0.01
 ORACLES = ("checkmate", "moccasin")
