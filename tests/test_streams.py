@@ -19,6 +19,7 @@ from rematc.solve.segments import Chain, chain_of, single_chain_of
 from rematc.solve.solver import solve
 from tests.graphs import Builder, save_all_peak
 from tests.test_evict import towers
+from tests.test_sums import compare_with_dropping
 
 NEVER = Deadline.after(float("inf"))
 
@@ -111,13 +112,8 @@ def test_cuts_follow_backward_where_forward_goes_another_way(forward_to_and_fro:
 @pytest.mark.parametrize("share", [0.35, 0.4])
 def test_a_deep_one_has_a_plan_from_its_chain(problem: Problem, share: float) -> None:
     """Each block of one stream was kept for the other, or dropped and made anew for each op."""
-    forward_ns = sum(problem.costs[i].runtime_ns for i in problem.graph.forward)
-    asked = problem.with_budget(int(share * save_all_peak(problem)))
-    merged = merge(reduce(asked))
-    plans, dropped = chain_plans(asked, merged), drop(asked, merged)
-    written = plans and plans.written(int(share * save_all_peak(problem)))
-    assert written and written.plan.cost_ns < forward_ns
-    assert dropped is None or dropped.plan.cost_ns > 4 * forward_ns
+    chained, dropped = compare_with_dropping(problem, share)
+    assert chained < 1 and dropped > 4
 
 
 class Towers(nn.Module):

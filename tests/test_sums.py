@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -98,14 +99,19 @@ def gated(n: int) -> Problem:
     return b.problem(loss, [grad])
 
 
-@pytest.mark.parametrize(("n", "share"), [(10, 0.3), (16, 0.3), (16, 0.4)])
-def test_a_deep_one_has_a_plan_from_its_chain(n: int, share: float) -> None:
-    """No chain was found, and dropping, at 25 to 40 times the forward pass, was all there was."""
-    problem = gated(n)
+def compare_with_dropping(problem: Problem, share: float) -> tuple[float, float]:
+    """What a chain's plan costs at a share of the peak, and what one by dropping does, in forward passes."""
     forward_ns = sum(problem.costs[i].runtime_ns for i in problem.graph.forward)
     asked = problem.with_budget(int(share * save_all_peak(problem)))
     merged = merge(reduce(asked))
     plans, dropped = chain_plans(asked, merged), drop(asked, merged)
     written = plans and plans.written(int(share * save_all_peak(problem)))
-    assert written and written.plan.cost_ns < forward_ns
-    assert dropped is None or dropped.plan.cost_ns > 10 * forward_ns
+    assert written
+    return written.plan.cost_ns / forward_ns, dropped.plan.cost_ns / forward_ns if dropped else math.inf
+
+
+@pytest.mark.parametrize(("n", "share"), [(10, 0.3), (16, 0.3), (16, 0.4)])
+def test_a_deep_one_has_a_plan_from_its_chain(n: int, share: float) -> None:
+    """No chain was found, and dropping, at 25 to 40 times the forward pass, was all there was."""
+    chained, dropped = compare_with_dropping(gated(n), share)
+    assert chained < 1 and dropped > 10
