@@ -55,8 +55,8 @@ class Chain:
     def needs_bytes(self) -> int:
         """Bytes of what is always kept, and of the largest segment: backward can do with no more."""
         units, size = self.core.units, self.core.block_bytes
-        made = ((b for u in s.units for b in units[u].makes if b not in self.always) for s in self.segments)
-        return self.kept_bytes + max(sum(size[b] for b in own) for own in made)
+        made = (sum(size[b] for u in s.units for b in units[u].makes) for s in self.segments)
+        return self.kept_bytes + max(made)
 
     @property
     def kept_bytes(self) -> int:
