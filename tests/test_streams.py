@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+import rematc
 from benchmarks.corpus_trace import CPU, Case, pose
+from rematc.measure import measure
 from rematc.problem import Problem
 from rematc.solve import segments, solver
 from rematc.solve.chain import chain_plans
@@ -17,7 +21,7 @@ from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.segments import Chain, chain_of, single_chain_of
 from rematc.solve.solver import solve
-from tests.graphs import Builder, save_all_peak
+from tests.graphs import Builder, save_all_peak, with_optima
 from tests.test_evict import towers
 from tests.test_sums import compare_with_dropping
 
@@ -181,3 +185,38 @@ def unrolled(n: int) -> Problem:
     for reads in reversed(made):
         dh, dc = b.op(f"b{len(b.ops)}", [grad, dh, dc, *reads], 4, 4, phase="backward")
     return b.problem(loss, [dh, dc])
+
+
+@pytest.mark.parametrize("problem", [exchanging(2), towers(2, 2)], ids=["exchanging", "towers"])
+def test_no_plan_costs_less_than_the_bound(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+    dear = 0
+    for limited, least_ns in with_optima([problem]):
+        plan = solve(limited)
+        assert plan.bound_ns <= least_ns <= plan.cost_ns
+        dear += least_ns > 0
+    assert dear
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_the_budget_and_the_gradients_bits_hold() -> None:
+    def trained(run: Callable[[Tensor], Tensor], model: nn.Module) -> list[Tensor]:
+        model.zero_grad()
+        run(x).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    torch.manual_seed(0)
+    model, x = Towers(4, 64), torch.randn(512, 64)
+    resident = x.nbytes + sum(p.nbytes for p in model.parameters())
+    expected = trained(model, model)
+    with pytest.raises(rematc.BudgetError) as refused:
+        torch.compile(model, backend=rematc.backend(1, inner="eager", costs="roofline"))(x)
+    torch._dynamo.reset()
+    budget = int(1.2 * refused.value.minimum_bytes)
+    backend = rematc.backend(budget, inner="eager", costs="roofline")
+    run = torch.compile(model, backend=backend)
+    assert all(map(torch.equal, trained(run, model), expected))
+    model.zero_grad()
+    assert resident + measure(lambda: run(x).backward()).peak_bytes <= budget
+    (plan,) = backend.plans
+    assert 0 < plan.bound_ns <= plan.cost_ns
