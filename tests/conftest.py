@@ -63,12 +63,15 @@ def _no_plans() -> None:
 
 @pytest.fixture
 def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing compiled before, no step that ran before, and nothing left behind."""
+    """Nothing compiled before, no step that ran, nothing said that is said once, and nothing left behind."""
     import torch  # only when a test asks for it: most need no torch
 
     home = importlib.import_module("rematc.backend")
     monkeypatch.setattr(home, "_THREADS", weakref.WeakValueDictionary())
-    monkeypatch.setattr("rematc.meters._Profiler.was_taken", False)
+    meters, compat = importlib.import_module("rematc.meters"), importlib.import_module("rematc.compat")
+    monkeypatch.setattr(meters._Profiler, "was_taken", False)
+    for once in (meters._say_profiled, meters._say_unwatched, compat._say_untold):
+        once.cache_clear()
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.profiler import record_function
 
 import rematc
-from rematc import compat, meters
+from rematc import compat
 from rematc.compat import profiler_is_active
 from rematc.measure import measure
 from rematc.meters import CpuMeter, give_way, survey_of
@@ -75,7 +75,6 @@ def test_where_all_steps_run_under_a_profile_it_is_said_that_none_was_watched(
 ) -> None:
     """What the loss takes is not known then. It is where a step was watched, or the loss is in the graph."""
     said = "none was watched before"
-    meters._say_profiled.cache_clear()
     model, x, y = Classifier(), batch(), labels()
     inside = rematc.backend("1GB", inner="eager")
     whole = torch.compile(lambda: F.cross_entropy(model(x), y), backend=inside)
@@ -176,7 +175,6 @@ def test_where_several_processes_train_nothing_is_profiled(
 ) -> None:
     """A transfer that is under way when a profile ends writes to memory that is gone."""
     monkeypatch.setattr(compat, "rank_store", dist.HashStore)
-    meters._say_unwatched.cache_clear()
     assert [survey_of([batch()], lambda: None) for _ in range(3)] == [None] * 3
     assert caplog.text.count("is not watched") == 1
 
