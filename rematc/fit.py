@@ -22,7 +22,8 @@ ROUNDS = 4
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
 WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
 LONG = 3  # times the ops of the cheapest plan that is as low: it takes as long to lower
-LEAST_S, LEAST = 1.0, 0.4  # for each round, and of the time limit: with less it finds a plan far too dear
+FIRST, LATER = 0.7, 0.4  # of the time limit, for a round: to lower what it finds takes longer
+LEAST_S = 1.0  # with less the solver finds a plan far too dear
 
 NOTE = "the bound is for what the compiler fuses here, and for the difference of its code to the graph"
 
@@ -51,17 +52,16 @@ def fit(
     if given is not None and _fits(found := _lowered(problem, judged(problem, given), peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     best: Fitted | None = None
-    learned, solver = problem, _Solver()
-    limit_s = options.for_ops(len(problem.graph.ops))
+    learned, solver = problem, _Solver(options)
+    plan: Plan | None = None
     for _ in range(ROUNDS):
-        left_s = max(LEAST_S, LEAST * limit_s, limit_s - solver.counted_s)
         try:
-            plan = solver.solved(learned, replace(options, time_limit_s=left_s))
+            plan = solver.solved(learned, plan)
         except BudgetError as e:
             if best is not None:
                 break
             floor = e.plan if learned is problem else None
-            found = best = _smallest(problem, options, peak_of_code, floor, solver)
+            found = best = _smallest(problem, peak_of_code, floor, solver)
         else:
             if best is not None and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
                 break
@@ -70,7 +70,7 @@ def fit(
         if (_fits(found) and _is_full(found)) or found.problem == learned:
             break
         learned = found.problem
-    best = best or _smallest(problem, options, peak_of_code, None, solver)
+    best = best or _smallest(problem, peak_of_code, None, solver)
     return Fitted(best.problem, solver.accounted(best.plan, options.gap))
 
 
@@ -78,15 +78,18 @@ def fit(
 class _Solver:
     """Solves, and keeps account of the time, real and counted, and of the lowest bound that was proven."""
 
+    options: SolveOptions
     seconds: float = 0.0
     counted_s: float = 0.0
     bound_ns: int | None = None
 
-    def solved(self, problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
+    def solved(self, problem: Problem, known: Plan | None = None) -> Plan:
+        limit_s = self.options.for_ops(len(problem.graph.ops))
+        left_s = max(LEAST_S, LATER * limit_s, FIRST * limit_s - self.counted_s)
         started = time.monotonic()
         with counted() as clock:
             try:
-                plan = solve(problem, options, known=known)
+                plan = solve(problem, replace(self.options, time_limit_s=left_s), known=known)
             finally:
                 self.seconds += time.monotonic() - started
                 self.counted_s += clock.done
@@ -137,17 +140,15 @@ def _is_full(found: Fitted) -> bool:
     return found.problem.budget_bytes - found.plan.peak_bytes <= SLACK * budget
 
 
-def _smallest(
-    problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode, floor: Plan | None, solver: _Solver
-) -> Fitted:
+def _smallest(problem: Problem, peak_of_code: PeakOfCode, floor: Plan | None, solver: _Solver) -> Fitted:
     """The plan of the lowest peak that the graph has, or the cheapest as low, whose code may need less.
 
     The cheaper one of those whose code fits; else `BudgetError`. ``floor``: the plan of the lowest peak, if
     that is known. It is not lowered where it is `LONG`, as it is if it makes all anew for each op.
     """
-    floor = cheapest = floor or _lowest(problem, options, solver)
+    floor = cheapest = floor or _lowest(problem, solver)
     with suppress(BudgetError):  # the clock may end this search before it has found as much
-        cheapest = solver.solved(problem.with_budget(floor.peak_bytes), options, floor)
+        cheapest = solver.solved(problem.with_budget(floor.peak_bytes), floor)
     lowest = _lowered(problem, judged(problem, cheapest), peak_of_code)
     is_other = cheapest.cost_ns < floor.cost_ns and len(floor.backward) <= LONG * len(cheapest.backward)
     if is_other and not _fits(lowest):
@@ -159,9 +160,9 @@ def _smallest(
     raise refusal(lowest.problem, told, bound_bytes=0) from None
 
 
-def _lowest(problem: Problem, options: SolveOptions, solver: _Solver) -> Plan:
+def _lowest(problem: Problem, solver: _Solver) -> Plan:
     try:
-        return solver.solved(problem.with_budget(1), options)
+        return solver.solved(problem.with_budget(1))
     except BudgetError as e:
         plan: Plan = e.plan
         return plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
 from rematc.solve import solve
+from rematc.solve.clock import spend
 from tests import graphs
 
 OPTIONS = SolveOptions(time_limit_s=1)
@@ -233,6 +235,38 @@ def test_what_the_lowest_bound_leaves_open_is_not_optimal(monkeypatch: pytest.Mo
     monkeypatch.setattr("rematc.fit.solve", solver)
     found = fit(problem, OPTIONS, Code(problem, 0.5, 0)).plan
     assert (found.bound_ns, found.status) == (0, "feasible")
+
+
+def test_each_round_starts_from_the_plan_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, found = list[Plan | None](), list[Plan | None]([None])
+
+    def solver(problem: Problem, options: SolveOptions, known_: Plan | None) -> Plan:
+        known.append(known_)
+        found.append(solve(problem, options))
+        return found[-1]
+
+    monkeypatch.setattr("rematc.fit.solve", lambda p, o, known: solver(p, o, known))
+    problem = chain(solve(chain(10**9), OPTIONS).peak_bytes - 1)
+    fit(problem, OPTIONS, Code(problem, 1.0, 2))
+    assert len(known) > 1
+    assert known == found[: len(known)]
+
+
+def test_a_round_has_part_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it for the first, and solving took a third of a compile."""
+    limits = list[float]()
+
+    def solver(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
+        limits.append(options.time_limit_s or 0.0)
+        spend(limits[-1])
+        return solve(problem, OPTIONS)
+
+    monkeypatch.setattr("rematc.fit.solve", solver)
+    problem = chain(solve(chain(10**9), OPTIONS).peak_bytes - 1)
+    needs = count(10**6)  # more each time
+    with pytest.raises(BudgetError):
+        fit(problem, SolveOptions(time_limit_s=100), lambda plan: next(needs))
+    assert limits[:4] == pytest.approx([70, 40, 40, 40])
 
 
 def test_a_given_plan_is_taken_if_its_code_fits_and_else_another_is_looked_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import corpus
 from rematc.options import SolveOptions
 from rematc.problem import Problem
-from rematc.solve import fitting, solve, solver
+from rematc.solve import fitting, improve, solve, solver
 from rematc.solve import merge as merging
 from rematc.solve import search as searching
 from rematc.solve.deadline import Deadline
@@ -71,6 +71,22 @@ def test_once_it_is_through_it_begins_anew_from_a_cheaper_plan() -> None:
     cheaper = replace(improver.best, plan=replace(improver.best.plan, cost_ns=1))
     improver.offer(cheaper)
     assert (around.best, around.is_through, next(around.parts, None) is None) == (cheaper, False, False)
+
+
+def test_what_was_cut_short_everywhere_is_tried_again_once_there_is_far_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Llama's plans near its smallest budget cost twice as much: the search had all but seconds."""
+    improver = begun(two_thirds(chain(24, ns=100)))
+    (around,) = improver.searches
+    start = improver.best.plan.cost_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(improve, "PATIENCE", 1e-9)
+        for _ in range(2):  # no step has longer in the second run
+            improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(60))
+            assert (around.is_through, improver.best.plan.cost_ns) == (True, start)
+    improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(60))
+    assert improver.best.plan.cost_ns < start
 
 
 @pytest.mark.parametrize("layers", [6, 10, 30])

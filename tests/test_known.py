@@ -12,10 +12,11 @@ from rematc.errors import BudgetError, PlanError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.solve import solve, solver
+from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import expand, keep_all, written_again
 from rematc.solve.merge import merge, unmerged
-from rematc.solve.order import orders, reordered, restored, said_of_reordered
+from rematc.solve.order import best_order, orders, reordered, restored, said_of_reordered
 from rematc.solve.reduce import reduce
 
 
@@ -52,6 +53,38 @@ def test_the_search_for_the_lowest_peak_is_spared(monkeypatch: pytest.MonkeyPatc
     assert replace(solve(asked, known=floor), solve_s=0) == replace(found, solve_s=0)
     with pytest.raises(pytest.fail.Exception, match="searched"):
         solve(asked, known=STRATEGIES["save_all"](problem, SolveOptions()))  # does not fit
+
+
+@pytest.mark.parametrize("name", ["gpt2_2", "unet"])
+def test_of_a_plan_that_breaks_the_budget_by_little_one_near_it_is_a_start(name: str) -> None:
+    problem = corpus.load(name)
+    whole = unmerged(reduce(problem))
+    peak_bytes = expand(problem, whole, keep_all(whole.core)).plan.peak_bytes
+    asked = problem.with_budget(problem.base_bytes + (peak_bytes - problem.base_bytes) * 8 // 10)
+    known = solve(problem.with_budget(asked.budget_bytes + (peak_bytes - problem.base_bytes) // 100))
+    assert known.peak_bytes > asked.budget_bytes
+    again = reordered(asked, best_order(asked))
+    said = said_of_reordered(known, best_order(asked), asked)
+    merged = merge(reduce(again), peak_bytes - asked.budget_bytes)
+    like = solver._like(again, merged, said, 0.01, Deadline.after(60))
+    assert like is not None and like.plan.peak_bytes <= asked.budget_bytes
+    assert like.plan.cost_ns <= 1.1 * solve(asked).cost_ns
+    assert solver._like(again, merged, like.plan, 0.01, Deadline.after(60)).plan == like.plan  # that fits
+    none = solver._starts(again, merged, 0, 0.01, Deadline.after(60)).plans
+    assert like in solver._starts(again, merged, 0, 0.01, Deadline.after(60), None, like).plans
+    assert like not in none
+
+
+def test_a_plan_far_over_the_budget_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To decide about all of it anew takes as long as to search without it."""
+    problem = corpus.load("gpt2_2")
+    whole = unmerged(reduce(problem))
+    known = expand(problem, whole, keep_all(whole.core)).plan
+    asked = problem.with_budget(problem.base_bytes + (known.peak_bytes - problem.base_bytes) * 8 // 10)
+    given = asked, merge(whole.core), known, 0.01, Deadline.after(60)
+    assert solver._like(*given) is None
+    monkeypatch.setattr(solver, "NEARBY", None)
+    assert solver._like(*given) is not None
 
 
 def test_a_plan_of_another_problem_is_an_error() -> None:

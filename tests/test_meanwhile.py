@@ -129,6 +129,24 @@ def test_beside_a_milp_that_overruns_its_time_plans_are_made_cheaper(
     assert (0 in begun) is is_begun
 
 
+def test_beside_a_milp_plans_are_made_cheaper_until_that_or_all_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not just until a search that finds nothing cheap is over: what it overran by was lost."""
+    search, solved, left = import_module("rematc.solve.search").Search, Model.solve, list[float]()
+
+    def slow(model: Model, **limits: Any) -> Result:
+        spend(40.0 if any(model.integer) else 0.0)
+        return solved(model, **limits)
+
+    monkeypatch.setattr(import_module("rematc.solve.nearby"), "WHOLE", -1)
+    monkeypatch.setattr(Model, "solve", slow)
+    monkeypatch.setattr(search, "_improve", lambda self, _, until: left.append(until.left()))
+    problem = corpus.load("gpt2_4")
+    solve(problem.with_budget(problem.base_bytes + 9_046_058_240), SolveOptions(time_limit_s=60))
+    assert left[0] > 0.3 * 60 + 20  # the search's time, 0.7, is over by then, or nearly
+
+
 def test_a_plain_chain_s_own_optimum_is_known_in_the_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was looked for in the fourth, and the third took longer than all else."""
     search, rounds = import_module("rematc.solve.search").Search, list[int]()

@@ -29,6 +29,7 @@ NEAR = 1.03  # times the bound: a plan so cheap is the only start
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 NODES = 100
 PATIENCE = 0.25  # of the time left, for one step: most take next to nothing
+LONGER = 2.0  # times as long as a step had that was cut short: worth another try
 
 
 class Starts(NamedTuple):
@@ -111,12 +112,18 @@ class _Neighbourhood:
         self.refined = refined
         self.near = _Near(self.merged.core)
         self.is_swept = self.is_through = False
+        self.hasty_s = math.inf  # the least that a step had which was cut short
         self.parts = self._parts()
         self.f: Formulation | None = None
 
     def run(self, goal_ns: float, gap: float, deadline: Deadline, steps: float, once: bool = False) -> int:
-        """Go on until a limit, or all was free at once; if ``once``, until it is swept: the steps taken."""
+        """Go on until a limit, or all was free at once; if ``once``, until it is swept: the steps taken.
+
+        Where that was over, but some steps were cut short and now would have far longer: all over again.
+        """
         taken = 0
+        if self.is_through and PATIENCE * deadline.left() >= LONGER * self.hasty_s:
+            self._begin_anew()
         while _cost(self.best) > goal_ns and not _at_end(steps - taken, deadline):
             if (once and self.is_swept) or (free := next(self.parts, None)) is None:
                 self.is_through = not once
@@ -131,7 +138,10 @@ class _Neighbourhood:
         """``better`` is the best plan from now on; all over again if that was over."""
         self.best = better
         if self.is_through:
-            self.parts, self.is_through = self._parts(), False
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.parts, self.is_through, self.hasty_s = self._parts(), False, math.inf
 
     def _parts(self) -> Iterator[frozenset[int]]:
         """The units to free, few of them at first, then twice as many, until it is all of them.
@@ -186,6 +196,8 @@ class _Neighbourhood:
         end = Deadline.after(time_limit_s)
         add_broken(f, cuts, end, fixed)
         result = f.model.solve(gap=gap, time_limit_s=end.left(), node_limit=NODES, fixed=fixed, hint=hint)
+        if not result.finished:
+            self.hasty_s = min(self.hasty_s, time_limit_s)
         return None if result.values is None else expand(self.problem, self.merged, decode(f, result.values))
 
     def _refined(self, found: Written) -> bool:

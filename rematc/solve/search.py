@@ -87,7 +87,7 @@ class Search:
         self.problem, self.merged, self.refined = problem, merged, refined
         self.budget_bytes = problem.budget_bytes
         self.gap, self.improver = gap, improver
-        self.deadline = Deadline.after(0)
+        self.deadline = self.end = Deadline.after(0)
         self.rounds, self.is_over, self.is_again = 0, False, False
         self.best: Written | None = None
         self.nearest: Written | None = None  # of the plans that break the budget, that which does so least
@@ -107,7 +107,7 @@ class Search:
         After that it may be called again, with more time: the round has all of it then. As long as no plan is
         known that is not far from the bound, until ``if_far``.
         """
-        self.deadline, is_enough = if_far or deadline, True
+        self.deadline, self.end, is_enough = if_far or deadline, deadline, True
         self._offer(self.improver.best if self.improver else None)
         while is_enough and not self.is_over and self.deadline.left() > 0:
             is_enough = self._round(self.rounds)
@@ -225,7 +225,7 @@ class Search:
                 until.at = -math.inf
 
         with meanwhile(solve) as whole:
-            until = whole.until(self.deadline) if is_open else Deadline(self.deadline.at)
+            until = whole.until(self.end) if is_open else Deadline(self.deadline.at)
             whole.future.add_done_callback(stop)
             if is_due or not whole.ends_within(HEAD_START_S if is_last else max(HEAD_START_S, limit.left())):
                 self._improve(math.inf if is_open else STEPS, until)

@@ -31,7 +31,8 @@ from rematc.solve.spans import tightest
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
-LIKE = 0.25  # of the time left, to evict, and to mend what breaks the budget by much
+LIKE = 0.25  # of the time left, to evict, and to mend what breaks the budget
+NEARBY = 2  # sizes of what is decided anew of a plan that is known: where more has to be, it is no help
 FINER = 2, 4  # parts of what counts as little
 CLOSE = 0.1  # from the bound: a plan so cheap is made cheaper beside the search, if not of a large program
 HOPELESS = 1.5  # times the cheapest plan known: not worth starting from
@@ -53,7 +54,7 @@ def solve(
     """The cheapest plan for ``problem`` that could be found within the time limit of ``options``.
 
     ``budget_bytes``, resident included, stands in for the problem's own. ``known`` is a plan of this problem
-    within the budget: where nothing else is found to start from, the search for one is spared. The plan's
+    to start from, beside others: it, or one near it if it breaks the budget by little. The plan's
     ``bound_ns`` is a lower bound on the cost of every plan that recomputes right before a backward op that
     reads forward memory, with the backward ops in the plan's order: that of the graph, or another that
     `best_order` prefers. ``status`` is "optimal" (proven within ``options.gap``), "feasible", or "greedy" if
@@ -173,7 +174,8 @@ def _solve_large(
 
     def starts() -> Starts:
         nearest = None if searching.best else searching.nearest
-        return _starts(problem, merged, little, options.gap, end, nearest)
+        like = known and _like(problem, merged, known, options.gap, end)
+        return _starts(problem, merged, little, options.gap, end, nearest, like)
 
     improver = Improver(problem, starts)
     searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
@@ -185,7 +187,7 @@ def _solve_large(
             return _judge(found.best.plan, bound_ns, options.gap)
         improver.begin(found.best, bound_ns)
         if not improver.searches:  # any plan is worth more than the time limit
-            improver.begin_from(_as_written(problem, merged, known) or _tightest(problem, merged))
+            improver.begin_from(_tightest(problem, merged))
             end = max(end, Deadline.after((1 - SEARCH) * limit_s), key=lambda d: d.at)  # a MILP may overrun
         bound_ns = max(bound_ns, improver.bound_ns)
         is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
@@ -210,16 +212,17 @@ def _starts(
     gap: float,
     deadline: Deadline,
     nearest: Written | None = None,
+    like: Written | None = None,
 ) -> Starts:
-    """The plans within the budget that need no MILP of the whole; if there are none, one like ``nearest``,
-    which breaks it, or some of finer merges.
+    """The plans within the budget that need no MILP of the whole, and ``like``; if there are none, one like
+    ``nearest``, which breaks it, or some of finer merges.
     """
     assert problem.budget_bytes is not None
     plain, bound_ns = reversal(problem, merged, gap, deadline)
     if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
     greedy, plans = drop(problem, merged), chain_plans(problem, merged)
-    found = [plain, greedy, _chained(problem, plans)]
+    found = [like, plain, greedy, _chained(problem, plans)]
     if not found[-1] and (merged.core.has_forward or not any(found)):
         found.append(evict(problem, merged, Deadline.after(LIKE * deadline.left())))
         greedy = min(filter(None, (greedy, found[-1])), key=lambda w: w.plan.cost_ns, default=None)
@@ -240,16 +243,16 @@ def _chained(problem: Problem, plans: ChainPlans | None) -> Written | None:
     return plans.written(problem.budget_bytes) if plans else None
 
 
-def _as_written(problem: Problem, merged: Merged, known: Plan | None) -> Written | None:
-    """The plan that is ``known``, for one of the cores for which it keeps to the budget."""
+def _like(problem: Problem, merged: Merged, known: Plan, gap: float, deadline: Deadline) -> Written | None:
+    """The plan that is ``known``, for a core for which it keeps to the budget, or one near it that does."""
     assert problem.budget_bytes is not None
-    if known is None:
-        return None
-    for core in (merged, merge(merged.full), unmerged(merged.full)):
-        written = written_again(problem, core, known)
-        if written and written.plan.peak_bytes <= problem.budget_bytes:
-            return written
-    return None
+    cores = merged, merge(merged.full), unmerged(merged.full)
+    found = [written for core in cores if (written := written_again(problem, core, known))]
+    fitting = (written for written in found if written.plan.peak_bytes <= problem.budget_bytes)
+    if (fits := next(fitting, None)) or not found:
+        return fits
+    limit, refined = Deadline.after(LIKE * deadline.left()), Refined(tightest(found[0].merged.core))
+    return mended(problem, found[0], refined, gap, limit, NEARBY)
 
 
 def _tightest(problem: Problem, merged: Merged) -> Written:
