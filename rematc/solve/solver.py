@@ -174,7 +174,7 @@ def _solve_large(
 
     def starts() -> Starts:
         nearest = None if searching.best else searching.nearest
-        like = known and _like(problem, merged, known, options.gap, end)
+        like = _like(problem, merged, known, options.gap, end) if known else None
         return _starts(problem, merged, little, options.gap, end, nearest, like)
 
     improver = Improver(problem, starts)
