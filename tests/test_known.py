@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import corpus
-from rematc.baselines import STRATEGIES
+from rematc.baselines import STRATEGIES, save_all
 from rematc.errors import BudgetError, PlanError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
+from rematc.simulate import simulate
 from rematc.solve import solve, solver
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
@@ -18,6 +19,8 @@ from rematc.solve.expand import expand, keep_all, written_again
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.order import best_order, orders, reordered, restored, said_of_reordered
 from rematc.solve.reduce import reduce
+from rematc.solve.search import Found, Search
+from tests.graphs import random_problem, with_optima
 
 
 @pytest.mark.parametrize("name", ["gpt2_2", "unet", "mlp"])
@@ -85,6 +88,27 @@ def test_a_plan_far_over_the_budget_is_no_start(monkeypatch: pytest.MonkeyPatch)
     assert solver._like(*given) is None
     monkeypatch.setattr(solver, "NEARBY", None)
     assert solver._like(*given) is not None
+
+
+@pytest.mark.parametrize("is_searched", [True, False])
+def test_from_whatever_plan_it_starts_budget_and_bound_hold(
+    is_searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exhaustive search knows what is cheapest; what is known fits, or breaks the budget."""
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+    monkeypatch.setattr(solver, "best_order", lambda problem: problem.graph.backward_steps)
+
+    def through(search: Search, *_: object) -> Found:
+        search.is_over = True
+        return Found(None, 0, finished=False)
+
+    if not is_searched:
+        monkeypatch.setattr(Search, "run", through)
+    for asked, least_ns in with_optima(map(random_problem, range(20))):
+        for known in (save_all(asked), solve(asked.with_budget(asked.budget_bytes + 1))):
+            plan = solve(asked, known=known)
+            assert simulate(asked, plan).peak_bytes == plan.peak_bytes <= asked.budget_bytes
+            assert plan.bound_ns <= least_ns <= plan.cost_ns
 
 
 def test_a_plan_of_another_problem_is_an_error() -> None:

@@ -91,6 +91,8 @@ def restored(plan: Plan, order: Order, problem: Problem) -> Plan:
 
 def said_of_reordered(plan: Plan, order: Order, problem: Problem) -> Plan:
     """The opposite of `restored`."""
+    if order == problem.graph.backward_steps:
+        return replace(plan, digest="")
     place = {op: i for i, op in enumerate(_permutation(problem.graph, order))}
     return replace(plan, backward=tuple(place[op] for op in plan.backward), digest="")
 
