@@ -21,7 +21,7 @@ from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.reduce import reduce
 from rematc.solve.segments import Chain, chain_of
 from rematc.solve.solver import _starts
-from tests.graphs import chain, problems, save_all_peak, skip
+from tests.graphs import Builder, chain, problems, save_all_peak, skip
 
 NAMES = ("llama8", "mlp", "unet", "t5")
 
@@ -49,6 +49,35 @@ def test_segments_part_the_graph_and_read_only_what_they_may(name: str) -> None:
 
 def test_a_graph_without_a_backward_pass_is_no_chain() -> None:
     assert chain_of(reduce(corpus.load("rand100_0"))) is None
+
+
+def conditioned(n: int) -> Problem:
+    """``n`` layers that read something made of a condition; what that is made of each layer's backward reads."""
+    b = Builder()
+    x, c, grad = b.input("x"), b.input("c"), b.tangent("dy")
+    (c,) = b.op("embedded", [c], 1)
+    (m,) = b.op("silu", [c], 1)
+    made = []
+    for k in range(n):
+        (inner,) = b.op(f"f{k}", [x, m], 8)
+        (y,) = b.op(f"g{k}", [inner], 4)
+        made.append((inner, y))
+        x = y
+    loss, grads = b.op("loss", [x], 1), []
+    for k, (inner, y) in reversed([*enumerate(made)]):
+        (grad,) = b.op(f"dg{k}", [grad, y], 8, phase="backward")
+        (grad,) = b.op(f"df{k}", [grad, inner], 4, phase="backward")
+        grads += b.op(f"dc{k}", [grad, m], 1, phase="backward")
+        (grads[-1],) = b.op(f"dsilu{k}", [grads[-1], c], 1, phase="backward")
+    return b.problem(loss, [grad, *grads])
+
+
+def test_what_each_layer_reads_in_backward_alone_is_kept_and_does_not_end_the_chain() -> None:
+    core = reduce(conditioned(12))
+    found = chain_of(core)
+    assert found is not None
+    assert len(found.segments) >= 12
+    assert found.needs_bytes <= 2 * (8 + 4)  # two layers, of the 144 bytes that all make
 
 
 def test_layers_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,13 @@ segment's other blocks.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, product
 from operator import attrgetter
+from statistics import median
 
 from rematc.solve.reduce import Core
 
@@ -23,6 +24,7 @@ FEW = 3  # a chain has at least as many segments
 WORTH = 0.9  # of what a chain needs: one that needs less than so much is taken, though it is less plain
 MUCH = 0.25  # of what a chain needs is kept all over the graph: others are looked for
 NEAR = 3  # segments that are read together, no farther apart than this, become one
+AHEAD = 5  # stages that read something: where most of them are, backward has got to
 CROSSING = (2, 4)  # blocks that may cross a cut, where one is not enough
 
 Cut = tuple[int, frozenset[int]]  # the place of the unit that comes next, and the blocks that cross
@@ -223,14 +225,19 @@ def _assigned(
     ends = [*(n for n, _ in cuts[1:]), len(order)]
     segment = {u: s for s, ((n, _), end) in enumerate(zip(cuts, ends, strict=True)) for u in order[n:end]}
     enters = {b for _, crossing in cuts for b in crossing}
+    reads = [
+        [(b, s, s + (b in enters)) for b in stage.reads if b not in always for s in (segment[core.maker[b]],)]
+        for stage in core.stages
+    ]
+    latest = [max((low for _, low, _ in own), default=None) for own in reads]
     now, count = len(cuts) - 1, Counter[int]()
     needless, astray = set[int](), set[int]()
-    for stage in core.stages:
-        own = [b for b in stage.reads if b not in always]
-        near = [(s, s + (b in enters)) for b, s in ((b, segment[core.maker[b]]) for b in own)]
-        now = min(now, max((low for low, _ in near), default=now)) if not _inside(now, near) else now
+    for own, there, then in zip(reads, latest, _ahead(latest), strict=True):
+        is_inside = all(low <= now <= high for _, low, high in own)
+        if not is_inside and there is not None and (now - there <= NEAR or then <= there + NEAR):
+            now = min(now, there)
         count[now] += 1
-        for b, (low, high) in zip(own, near, strict=True):
+        for b, low, high in own:
             if max(low - now, now - high) > NEAR:
                 astray.add(b)
             else:  # one segment, from the block to the stage
@@ -245,9 +252,14 @@ def _assigned(
     return Chain(core, tuple(reversed(segments)), always), needless, frozenset(astray)
 
 
-def _inside(now: int, near: list[tuple[int, int]]) -> bool:
-    """Can all blocks be read in segment ``now``?"""
-    return all(low <= now <= high for low, high in near)
+def _ahead(latest: Sequence[int | None]) -> list[float]:
+    """For each stage, where those that follow are: the median of the next few. A lone one far off is none."""
+    found, following = list[float](), deque[int](maxlen=AHEAD)
+    for s in reversed(latest):
+        found.append(median(following) if following else -1)
+        if s is not None:
+            following.appendleft(s)
+    return found[::-1]
 
 
 def _last_stage_that_matters(chain: Chain) -> dict[int, int]:
