@@ -77,7 +77,7 @@ def test_what_each_layer_reads_in_backward_alone_is_kept_and_does_not_end_the_ch
     found = chain_of(core)
     assert found is not None
     assert len(found.segments) >= 12
-    assert found.needs_bytes <= 2 * (8 + 4)  # two layers, of the 144 bytes that all make
+    assert found.needs_bytes <= 3 * (8 + 4)  # three layers of twelve
 
 
 def test_layers_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
