@@ -79,7 +79,7 @@ def compared(problems: Iterable[Problem]) -> tuple[int, int]:
     for limited, least_ns in with_optima(problems):
         found = prefixes(limited)
         if found and least_ns:
-            bound = found.bound_ns(Deadline.after(60))
+            bound = found.least_ns(Deadline.after(60))
             assert bound <= least_ns
             dear, exact = dear + 1, exact + (bound == least_ns)
     return dear, exact
@@ -140,7 +140,7 @@ def test_it_is_no_more_than_the_least_from_all_sets_of_all_blocks(
             found = prefixes_of(merged, budget)
             if tail and tail.start == 0 and found:
                 least_ns = min(way.cost_ns for way in tail.ways)
-                bound = found.bound_ns(Deadline.after(60))
+                bound = found.least_ns(Deadline.after(60))
                 assert bound <= least_ns
                 dear, exact = dear + 1, exact + (bound == least_ns)
     assert dear > 20
@@ -169,7 +169,7 @@ def test_every_draft_makes_all_that_is_read() -> None:
     rng, drafts = random.Random(6), 0
     for limited, _ in with_optima(blocks_with_ways_around(rng, 4, 2) for _ in range(4)):
         if found := prefixes(limited):
-            found.bound_ns(Deadline.after(60))
+            found.least_ns(Deadline.after(60))
             for draft in found.drafts():
                 validate(limited.with_budget(None), expand(limited, unmerged(reduce(limited)), draft).plan)
                 drafts += 1
@@ -178,14 +178,14 @@ def test_every_draft_makes_all_that_is_read() -> None:
 
 def test_where_time_is_over_nothing_is_said() -> None:
     found = prefixes(blocks_with_ways_around(random.Random(1), 4, 1).with_budget(30))
-    assert found and found.bound_ns(Deadline.after(-1)) == 0
+    assert found and found.least_ns(Deadline.after(-1)) == 0
     assert not list(found.drafts())
 
 
 def test_where_nothing_fits_the_bound_is_more_than_any_plan_is_told_as() -> None:
     problem = blocks_with_ways_around(random.Random(1), 4, 1)
     chain = chain_of((merged := unmerged(reduce(problem))).core)
-    assert chain and Prefixes(merged, chain, 1).bound_ns(Deadline.after(60)) == EXACT
+    assert chain and Prefixes(merged, chain, 1).least_ns(Deadline.after(60)) == EXACT
 
 
 @pytest.mark.parametrize("problem", [skip(5), corpus.load("gpt2_2")], ids=["no chain", "many small blocks"])

@@ -8,20 +8,14 @@ before the segment holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rematc.solve.merge import Merged
+from rematc.solve.part import NEVER, Part, Table
 from rematc.solve.reduce import Stage
-from rematc.solve.segments import Chain
-
-NEVER = np.float32(np.inf)
-CALLS, STEP = 60_000, 25_000  # entries that could be looked at while numpy is called, and to find a step
-
-Table = Any  # of float32
 
 
 class Costs(NamedTuple):
@@ -30,24 +24,6 @@ class Costs(NamedTuple):
     back: Table
     made: Table
     again: Table
-
-
-class Numbers(NamedTuple):
-    """What is common to all parts: the budget, bytes of a level, how many there are, ns of a cost."""
-
-    limit: int
-    level_bytes: int
-    n_levels: int
-    quantum: int
-
-
-class Run(NamedTuple):
-    """A unit: sets of bits for what it reads and makes, what it surely takes beside the former, its cost."""
-
-    reads: int
-    makes: int
-    lead_bytes: int
-    cost: float
 
 
 class Step(NamedTuple):
@@ -63,97 +39,15 @@ class Step(NamedTuple):
     later: Table
 
 
-def _run(merged: Merged, u: int, bits: Callable[[Iterable[int]], int], quantum: int) -> Run:
-    unit = merged.core.units[u]
-    cost = math.inf if unit.pinned and unit.required else unit.cost_ns // quantum
-    return Run(bits(unit.reads), bits(unit.makes), merged.lead_bytes(u), cost)
-
-
-class Part:
-    """A segment: its blocks, and first what enters it; ``sets`` of them are numbers, a bit for each block."""
-
-    def __init__(self, merged: Merged, chain: Chain, s: int, numbers: Numbers) -> None:
-        core, self.segment = chain.core, chain.segments[s]
-        self.core = core
-        self.limit, self.level_bytes, self.n_levels, quantum = numbers
-        free = chain.always | core.held
-        self.enters = next(iter(self.segment.enters - free), None)  # of `single_chain_of`: one at the most
-        after = chain.segments[s + 1].enters if s + 1 < len(chain.segments) else ()
-        self.leaves = next(iter(after), None)
-        made = (b for u in self.segment.units for b in core.units[u].makes)
-        own = [b for b in made if b not in free and b != self.leaves]
-        self.blocks = own if self.enters is None else [self.enters, *own]
-        named = self.blocks if self.leaves is None else [*self.blocks, self.leaves]
-        self.bit = {b: 1 << n for n, b in enumerate(named)}
-        self.leaving = 0 if self.leaves is None else self.bit[self.leaves]
-        self.runs = [_run(merged, u, self.bits, quantum) for u in self.segment.units]
-        self.ask = 0 if self.enters is None else core.units[core.maker[self.enters]].cost_ns // quantum
-        self.levels = np.arange(self.n_levels)
-        self.asks = s > 0 and self.enters is not None
-
-    @cached_property
-    def sets(self) -> Any:
-        """All sets of the blocks."""
-        return np.arange(1 << len(self.blocks))
-
-    @cached_property
-    def bytes(self) -> Any:
-        """Of each set."""
-        found = np.zeros(len(self.sets), np.int64)
-        for b in self.blocks:
-            found[self.sets & self.bit[b] != 0] += self.core.block_bytes[b]
-        return found
-
-    @cached_property
-    def full(self) -> Any:
-        """Levels of each set, rounded down."""
-        return self.bytes // self.level_bytes
-
-    def bits(self, blocks: Iterable[int]) -> int:
-        """``blocks`` as a set; those of other segments are nothing here."""
-        return sum(self.bit.get(b, 0) for b in {*blocks})
-
-    def blocks_of(self, s: int) -> list[int]:
-        """Those of the set ``s``."""
-        return [b for b in self.blocks if s & self.bit[b]]
-
-    def work(self) -> tuple[int, int]:
-        """What it takes to fill the tables, in entries looked at, and how many entries the largest have."""
-        sets, each = 2 ** len(self.blocks), len(self.runs) + len(self.blocks) + 2
-        entries = sets * self.n_levels**2
-        looks = (len(self.segment.stages) + 1) * each * (entries + CALLS) + sets * len(self.runs) * STEP
-        return looks, entries
-
-    def fits(self, size: Table, levels: Table, room: float) -> Table:
-        """By set and level: do its ``size`` and what the prefix holds fit?"""
-        return size[:, None] + levels * self.level_bytes <= room
-
-    def back(self, prefix: Costs | None) -> Back:
-        """The way over it, from the costs of the prefix that it follows, if it follows one."""
-        before = prefix.back if prefix else np.zeros(self.n_levels, np.float32)
-        way = Back(self, prefix if prefix and self.asks else Costs(before, *_nothing(self.n_levels)))
-        for t in reversed(self.segment.stages):
-            way.over(self.core.stages[t])
-            way.run(self.limit - self.core.stages[t].before_bytes)
-        way.run(math.inf)  # what ran before the first stage, when there was more room
-        return way
-
-    def cheapest(self, to: int, *, asks: bool) -> Iterator[tuple[int, Any]]:
-        """Sets from which the set ``to`` and what leaves the part are made, and what that takes: those that
-        are cheaper than all with fewer levels. What enters the part is asked for, or not.
-        """
-        need, ns = (to | self.leaving) & ~self.sets, np.zeros(len(self.sets), np.float32)
-        for run in reversed(self.runs):
-            runs = need & run.makes != 0
-            ns[runs] += np.float32(run.cost)
-            need[runs] |= run.reads & ~self.sets[runs]
-        is_asked = (need & 1 != 0) & (self.enters is not None)
-        ns[(is_asked != asks) | (self.full >= self.n_levels)] = NEVER
-        best = NEVER
-        for s in np.lexsort((ns, self.full)):
-            if ns[s] < best:
-                best = ns[s]
-                yield int(s), best
+def back_over(part: Part, prefix: Costs | None) -> Back:
+    """The way over ``part``, from the costs of the prefix that it follows, if it follows one."""
+    before = prefix.back if prefix else np.zeros(part.n_levels, np.float32)
+    way = Back(part, prefix if prefix and part.asks else Costs(before, *_nothing(part.n_levels)))
+    for t in reversed(part.segment.stages):
+        way.over(part.core.stages[t])
+        way.run(part.limit - part.core.stages[t].before_bytes)
+    way.run(math.inf)  # what ran before the first stage, when there was more room
+    return way
 
 
 class Back:
@@ -164,6 +58,7 @@ class Back:
     asked more often, by those now and those at last, and ``mid`` the same after the first time, by those at
     last: what it holds between is not counted, and each time but one costs the unit that is asked for. In
     ``apart`` it is asked more often, too, but each time stands on its own; by what it holds now, all costs.
+    For a plan it is asked once at most: else what it holds between would have to be counted.
 
     ``now`` and ``then`` are the levels to look at; all, if not given.
     """
@@ -176,15 +71,11 @@ class Back:
         self.rest = np.zeros((n, n_then), np.float32)
         self.mid = np.full((n, n_then), NEVER)
         self.apart = np.full((n, n_now), NEVER)
-        self.once, self.more = np.full((2, n, n_now, n_then), NEVER)
+        self.once = np.full((n, n_now, n_then), NEVER)
+        self.more = np.broadcast_to(NEVER, self.once.shape) if part.for_plan else self.once.copy()
         nothing = np.zeros(1, np.int64)
-        self.tables = (
-            (self.rest, self.then),
-            (self.mid, nothing),
-            (self.apart, self.now),
-            (self.once, self.now),
-            (self.more, self.now),
-        )
+        several = ((self.mid, nothing), (self.apart, self.now), (self.more, self.now))
+        self.tables = ((self.rest, self.then), (self.once, self.now), *(() if part.for_plan else several))
 
     def over(self, stage: Stage) -> None:
         """To the moment when the op of ``stage`` begins."""
@@ -218,7 +109,7 @@ class Back:
         part, sets = self.part, self.part.sets
         reads, makes = run.reads & sets[-1], run.makes & sets[-1]
         before = sets[(sets & reads == reads) & (sets & makes != makes)]
-        size, is_changed = part.bytes[before & ~makes] + run.lead_bytes, False
+        size, is_changed = part.bytes[before & ~makes] + run.own_bytes, False
         for table, levels in self.tables:
             after = table[before | makes] + np.float32(run.cost)
             is_changed |= _lower(table, before, _forbid(after, part.fits(size, levels, room)))
@@ -232,20 +123,24 @@ class Back:
         now = part.fits(part.bytes[before], self.now, room)
         at_all = part.bytes[before, None] <= room
         last = np.where(part.fits(part.bytes[after], self.then, room), self.rest[after], NEVER)
+        is_changed = _lower(self.once, before, np.where(now[:, :, None], last[:, None], NEVER))
+        if part.for_plan:
+            return is_changed
         again = np.where(part.bytes[after, None] <= room, self.mid[after] + np.float32(part.ask), NEVER)
         once_more = self.once[after] + prefix.again[np.ix_(self.now, self.then)]
         later = np.minimum(once_more.min(axis=(1, 2)), self.apart[after].min(axis=1))
-        is_changed = _lower(self.mid, before, np.where(at_all, np.minimum(last, again), NEVER))
+        is_changed |= _lower(self.mid, before, np.where(at_all, np.minimum(last, again), NEVER))
         is_changed |= _lower(self.apart, before, np.where(now, prefix.made[self.now] + later[:, None], NEVER))
-        is_changed |= _lower(self.once, before, np.where(now[:, :, None], last[:, None], NEVER))
         return is_changed | _lower(self.more, before, np.where(now[:, :, None], again[:, None], NEVER))
 
     @cached_property
     def asked(self) -> Table:
         """All costs where the prefix before it is asked, by what that holds."""
         again = self.prefix.again
-        more = np.maximum(self.apart, (self.more + again).min(axis=2))
-        return np.minimum(more, (self.once + again).min(axis=2))
+        once = (self.once + again).min(axis=2)
+        if self.part.for_plan:
+            return once
+        return np.minimum(np.maximum(self.apart, (self.more + again).min(axis=2)), once)
 
     @cached_property
     def every(self) -> Table:
@@ -268,9 +163,11 @@ class Back:
         for s in part.sets[part.full < part.n_levels]:
             for before, ns in part.cheapest(s, asks=False):
                 yield Step(before, int(s), False, ns, self.every[s])
-            several = (self.mid[s] + prefix.again).min(axis=1) + np.float32(part.ask)
-            later = np.maximum(prefix.made[:, None] + self.asked[s], several[:, None])
-            later = np.minimum(later, prefix.again + self.rest[s])
+            later = prefix.again + self.rest[s]
+            if not part.for_plan:
+                several = (self.mid[s] + prefix.again).min(axis=1) + np.float32(part.ask)
+                more = np.maximum(prefix.made[:, None] + self.asked[s], several[:, None])
+                later = np.minimum(later, more)
             for before, ns in part.cheapest(s, asks=True):
                 yield Step(before, int(s), True, ns, later)
 

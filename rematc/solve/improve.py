@@ -76,17 +76,20 @@ class Improver:
         """The cheapest plan so far, if there is one."""
         return min((a.best for a in self.searches), key=_cost, default=None)
 
-    def run(self, goal_ns: float, gap: float, deadline: Deadline, steps: float = math.inf) -> None:
-        """Make ``best`` cheaper until it costs ``goal_ns`` at most, all was free at once, or a limit."""
-        while len(self.searches) > 1 and not _at_end(steps, deadline):
+    def run(self, goal_ns: float, gap: float, deadline: Deadline, end: Deadline | None = None) -> None:
+        """Make ``best`` cheaper until it costs ``goal_ns`` at most, all was free at once, or ``deadline``.
+
+        It may be called again, until ``end``: a step may take a part of the time until then.
+        """
+        while len(self.searches) > 1 and deadline.left() > 0:
             if min(_cost(a.best) for a in self.searches) <= goal_ns:
                 return
             first = next(a for a in self.searches if not a.is_swept)
-            steps -= first.run(goal_ns, gap, deadline, steps, once=True)
+            first.run(goal_ns, gap, deadline, end or deadline, once=True)
             if all(a.is_swept for a in self.searches):
                 self.searches = [min(self.searches, key=lambda a: _cost(a.best))]
         if len(self.searches) == 1:
-            self.searches[0].run(goal_ns, gap, deadline, steps)
+            self.searches[0].run(goal_ns, gap, deadline, end or deadline)
 
     def offer(self, other: Written) -> None:
         """Go on from ``other`` if it is cheaper."""
@@ -116,23 +119,22 @@ class _Neighbourhood:
         self.parts = self._parts()
         self.f: Formulation | None = None
 
-    def run(self, goal_ns: float, gap: float, deadline: Deadline, steps: float, once: bool = False) -> int:
-        """Go on until a limit, or all was free at once; if ``once``, until it is swept: the steps taken.
+    def run(
+        self, goal_ns: float, gap: float, deadline: Deadline, end: Deadline, once: bool = False
+    ) -> None:
+        """Go on until ``deadline``, or all was free at once; if ``once``, until it is swept.
 
         Where that was over, but some steps were cut short and now would have far longer: all over again.
         """
-        taken = 0
-        if self.is_through and PATIENCE * deadline.left() >= LONGER * self.hasty_s:
+        if self.is_through and PATIENCE * end.left() >= LONGER * self.hasty_s:
             self._begin_anew()
-        while _cost(self.best) > goal_ns and not _at_end(steps - taken, deadline):
+        while _cost(self.best) > goal_ns and deadline.left() > 0:
             if (once and self.is_swept) or (free := next(self.parts, None)) is None:
                 self.is_through = not once
                 break
             for _ in range(TRIES):
-                taken += 1
-                if not self._step(free, gap, PATIENCE * deadline.left()) or _at_end(steps - taken, deadline):
+                if not self._step(free, gap, PATIENCE * end.left()) or deadline.left() <= 0:
                     break
-        return taken
 
     def go_on_from(self, better: Written) -> None:
         """``better`` is the best plan from now on; all over again if that was over."""
@@ -262,10 +264,6 @@ def _sizes(every: int) -> Iterator[int]:
     while n <= every:
         n *= 2
         yield n
-
-
-def _at_end(steps: float, deadline: Deadline) -> bool:
-    return steps <= 0 or deadline.left() <= 0
 
 
 def _fits(problem: Problem, written: Written) -> bool:

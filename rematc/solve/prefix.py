@@ -30,12 +30,13 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from rematc.problem import Problem
-from rematc.solve.back import Back, Numbers, Part
+from rematc.solve.back import Back, back_over
 from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Draft, Written, excesses, expand
 from rematc.solve.improve import Starts, mended
 from rematc.solve.merge import Merged
+from rematc.solve.part import Numbers, Part
 from rematc.solve.refine import Refined
 from rematc.solve.segments import Chain, single_chain_of
 from rematc.solve.spans import tightest
@@ -46,7 +47,7 @@ FINEST = 64  # parts of a block that a level may be
 LOST = 0.03  # of all bytes: so much may be lost as they are rounded down
 MOST = 8  # blocks of a segment: there are 256 sets of them
 WORK = 5e9  # entries of tables to look at, all together
-SPEED = 5e8  # of them a second, at the least
+SPEED, PLAN_SPEED = 5e8, 1.2e9  # of them a second, at the least: for a bound, and for a plan
 KEPT = 4e7  # entries of tables: 320 MB
 EXACT = 1 << 24  # whole numbers up to it are exact as float32, and costs are told as such
 FORWARDS = 8  # times what all units take: such a cost is told as `EXACT`, and a larger one, too
@@ -57,37 +58,58 @@ FEW = 10  # ops of a plan that are over the budget: it can be mended soon, or no
 
 
 class Prefixes:
-    """The segments of a chain, and what they cost from the first to the last."""
+    """The segments of a chain, and what they cost from the first to the last.
 
-    def __init__(self, merged: Merged, chain: Chain, budget_bytes: int) -> None:
+    ``for_plan``: what a plan costs in which a prefix is asked once, not a bound.
+    """
+
+    def __init__(
+        self,
+        merged: Merged,
+        chain: Chain,
+        budget_bytes: int,
+        n_levels: int = LEVELS,
+        *,
+        for_plan: bool = False,
+    ) -> None:
         core = chain.core
         self.core, self.chain, self.ways = core, chain, list[Back]()
         self.is_known = False
         room = budget_bytes - min(stage.before_bytes for stage in core.stages)
-        size = _level_bytes(core.block_bytes, room)
+        size = _level_bytes(core.block_bytes, room, n_levels)
         every_ns = sum(u.cost_ns for u in core.units)
         self.quantum = -(-FORWARDS * every_ns // EXACT) or 1  # nanoseconds
-        numbers = Numbers(budget_bytes, size, 1 + max(0, room) // size, self.quantum)
+        numbers = Numbers(budget_bytes, size, 1 + max(0, room) // size, self.quantum, for_plan)
         self.parts = [Part(merged, chain, s, numbers) for s in range(len(chain.segments))]
         self.is_coarse = sum(b % size for b in core.block_bytes) > LOST * sum(core.block_bytes)
         self.looks, self.entries = map(sum, zip(*(part.work() for part in self.parts), strict=True))
+        self.speed = PLAN_SPEED if for_plan else SPEED
+
+    @property
+    def work_s(self) -> float:
+        """To look at all."""
+        return self.looks / self.speed
 
     @property
     def are_few(self) -> bool:
-        """Can all be looked at, and closely enough?"""
-        are_small = all(len(part.blocks) <= MOST for part in self.parts)
-        return are_small and self.looks <= WORK and self.entries <= KEPT and not self.is_coarse
+        """Can all be looked at?"""
+        return self.looks <= WORK and self.entries <= KEPT
 
-    def bound_ns(self, deadline: Deadline) -> int:
-        """No plan costs less; 0 if there is no time to find out."""
+    @property
+    def are_close(self) -> bool:
+        """Do they say enough for a bound?"""
+        return not self.is_coarse and all(len(part.blocks) <= MOST for part in self.parts)
+
+    def least_ns(self, deadline: Deadline) -> int:
+        """No plan costs less, or that of `drafts` costs it; 0 if there is no time to find out."""
         costs = None
-        if deadline.left() < self.looks / SPEED:
+        if deadline.left() < self.work_s:
             return 0
         for part in self.parts:
             if deadline.left() < 0:
                 return 0
-            self.ways.append(part.back(costs))
-            spend(part.work()[0] / SPEED)
+            self.ways.append(back_over(part, costs))
+            spend(part.work()[0] / self.speed)
             costs = self.ways[-1].costs()
         assert costs is not None
         self.is_known = bool(np.isfinite(costs.back.min()))
@@ -95,7 +117,7 @@ class Prefixes:
         return max(0, int(min(costs.back.min(), EXACT)) * self.quantum - first_ns)
 
     def drafts(self) -> Iterator[Draft]:
-        """What plans would do that cost little more than `bound_ns` said; none if it had no time for that."""
+        """What plans would do that cost little more than `least_ns` said; none if it had no time for that."""
         if self.is_known:
             yield from drafts(self.core, self.chain, self.ways)
 
@@ -104,7 +126,7 @@ def prefixes_of(merged: Merged, budget_bytes: int) -> Prefixes | None:
     """Those of ``merged`` for plans within ``budget_bytes``; None if it is no chain, or they are too many."""
     chain = single_chain_of(merged.core)
     found = chain and Prefixes(merged, chain, budget_bytes)
-    return found if found and found.are_few else None
+    return found if found and found.are_few and found.are_close else None
 
 
 def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Starts | None:
@@ -116,7 +138,7 @@ def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadli
     prefixes = prefixes_of(merged, problem.budget_bytes)
     if prefixes is None:
         return None
-    bound_ns, plans = prefixes.bound_ns(deadline), list[Written]()
+    bound_ns, plans = prefixes.least_ns(deadline), list[Written]()
     limit = Deadline.after(LIKE * deadline.left())
     for draft in prefixes.drafts():
         if limit.left() < 0:
@@ -133,9 +155,9 @@ def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadli
     return Starts(plans, bound_ns)
 
 
-def _level_bytes(sizes: Iterable[int], room: int) -> int:
+def _level_bytes(sizes: Iterable[int], room: int, n_levels: int) -> int:
     """Bytes of a level: of the parts of blocks that are not too small, what fits most blocks best."""
-    least = max(1, -(-room // LEVELS))
+    least = max(1, -(-room // n_levels))
     known = dict(Counter(size for size in sizes if size >= least).most_common(ODD))
     parts = {size // n for size in known for n in range(1, min(FINEST, size // least) + 1)}
 

@@ -20,6 +20,7 @@ from rematc.solve.meanwhile import meanwhile
 from rematc.solve.merge import Merged
 from rematc.solve.model import NODES, Result
 from rematc.solve.nearby import is_large, nearby
+from rematc.solve.once import asked_once
 from rematc.solve.plain import plain_chain
 from rematc.solve.prefix import from_prefixes
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
@@ -40,8 +41,8 @@ LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the re
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
 EASY_ROUNDS, SOON_ROUNDS = 3, 1  # before the improver is begun
 HEAD_START_S = 0.5  # most last MILPs are solved by then, and to find other plans takes longer
-HOPELESS = 1.25  # times the bound: far from it
-STEPS = 4  # of the improver in a round, if it is not the last
+HOPELESS, CLOSE = 1.25, 1.1  # times the bound: far from it, and so near that the search may take all time
+SLOW = 0.7  # of the time is left: it takes long
 
 Solve = Callable[[], Result]
 
@@ -100,18 +101,20 @@ class Search:
         self.was_large = False  # the program of the last round
         self.program: Program | None = None  # as long as nothing is refined
         self.is_counted = False  # by prefixes
+        self.limit_s = self.round_s = 0.0  # of all rounds, and of the last one before its MILP
 
     def run(self, deadline: Deadline, if_far: Deadline | None = None) -> Found:
         """Go on until ``deadline``, or a round that took all the time that it had was not enough.
 
         After that it may be called again, with more time: the round has all of it then. As long as no plan is
-        known that is not far from the bound, until ``if_far``.
+        known that is close to the bound, until ``if_far``.
         """
         self.deadline, self.end, is_enough = if_far or deadline, deadline, True
+        self.limit_s = self.limit_s or self.deadline.left()
         self._offer(self.improver.best if self.improver else None)
         while is_enough and not self.is_over and self.deadline.left() > 0:
             is_enough = self._round(self.rounds)
-            if self.best and not self._is_hopeless(self.best):
+            if self.best and self.best.plan.cost_ns <= CLOSE * self.bound:
                 self.deadline = deadline
             self.rounds += 1
             self.is_over = self.is_over or self.rounds == ROUNDS
@@ -120,7 +123,7 @@ class Search:
 
     def _round(self, n: int) -> bool:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
-        if (self.is_far or self.is_hard) and not self.is_counted:
+        if (self.is_far or self.is_hard or self._is_slow()) and not self.is_counted:
             self._count()
             if self._reached():
                 self.is_over = True
@@ -129,7 +132,9 @@ class Search:
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not is_large(f)
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
         self.before = self.best
+        begun = self.end.left()
         program = self.program = self.program or self._tight(f, limit)
+        self.round_s = begun - self.end.left()
         self.bound = self._bound(f, program.relaxed)
         result = self._solved(program, n, limit)
         self.bound = self._bound(f, result)
@@ -175,6 +180,8 @@ class Search:
             self.bound = max(self.bound, found.bound_ns)
             for written in found.plans:
                 self._offer(written)
+        if not self._reached():
+            self._offer(asked_once(self.problem, self.merged, self.deadline))
 
     def _tight(self, f: Formulation, limit: Deadline) -> Program:
         """``f`` with its cuts."""
@@ -214,10 +221,12 @@ class Search:
 
         Where the bound shows that what was known before is cheap enough, the improver is stopped, and what it
         found by then is let go of. In the last round, or one that is done again, it goes on until the MILP is
-        solved. In an early round it is begun only if the MILP takes longer than `HEAD_START_S`, or overruns.
+        solved, else for as long as the relaxation took. In an early round it is begun only if the MILP takes
+        longer than `HEAD_START_S`, or overruns.
         """
         before = self.before
-        is_last, is_due = self.asked <= self.final, n >= self._easy_rounds() or self.is_hard
+        is_last = self.asked <= self.final
+        is_due = n >= self._easy_rounds() or self.is_hard or self._is_slow()
         is_open = is_last or self.is_again or not is_due
 
         def stop(whole: Future[Result]) -> None:
@@ -225,13 +234,16 @@ class Search:
                 until.at = -math.inf
 
         with meanwhile(solve) as whole:
-            until = whole.until(self.end) if is_open else Deadline(self.deadline.at)
+            until = whole.until(self.end) if is_open else Deadline.after(self.round_s)
             whole.future.add_done_callback(stop)
             if is_due or not whole.ends_within(HEAD_START_S if is_last else max(HEAD_START_S, limit.left())):
-                self._improve(math.inf if is_open else STEPS, until)
+                self._improve(until)
             result = whole.result()
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best
         return result
+
+    def _is_slow(self) -> bool:
+        return self.deadline.left() < SLOW * self.limit_s
 
     def _easy_rounds(self) -> int:
         """Before the improver is begun: few if it starts from the optimum, or a MILP can take all time."""
@@ -265,13 +277,13 @@ class Search:
     def _is_hopeless(self, found: Written) -> bool:
         return found.plan.cost_ns > HOPELESS * self.bound
 
-    def _improve(self, steps: float, until: Deadline) -> None:
-        """Some steps of the improver."""
+    def _improve(self, until: Deadline) -> None:
+        """Steps of the improver."""
         if self.improver is None or self._reached():
             return
         self.improver.begin(self.best, self.bound)
         self.bound = max(self.bound, self.improver.bound_ns)
-        self.improver.run((1 + self.gap) * self.bound, self.gap / 2, until, steps)
+        self.improver.run((1 + self.gap) * self.bound, self.gap / 2, until, self.end)
         self._offer(self.improver.best)
 
     def _told_exactly(self) -> bool:

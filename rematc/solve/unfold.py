@@ -227,7 +227,7 @@ def _moves(holder: Holder, place: Place, room: float) -> Iterator[tuple[Place, i
     held = {"rest": holder.then, "mid": 0, "once": holder.now, "more": holder.now}[kind] * part.level_bytes
     for u, run in zip(part.segment.units, part.runs, strict=True):
         reads, makes = run.reads & part.sets[-1], run.makes & part.sets[-1]
-        size = part.bytes[s & ~makes] + run.lead_bytes + held
+        size = part.bytes[s & ~makes] + run.own_bytes + held
         if s & reads == reads and s & makes != makes and size <= room:
             yield (kind, int(s | makes)), u, run.cost
     if part.asks and not s & 1:
