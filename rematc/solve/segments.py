@@ -9,9 +9,9 @@ segment's other blocks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate, product
 from operator import attrgetter
 from statistics import median
@@ -22,7 +22,7 @@ MOST = 200  # segments; more would make their number's square too large
 PARTS = (2, 4, 8, 16, 32, 64)  # of forward: a block that is read over more than one is kept
 FEW = 3  # a chain has at least as many segments
 WORTH = 0.9  # of what a chain needs: one that needs less than so much is taken, though it is less plain
-MUCH = 0.25  # of what a chain needs is kept all over the graph: others are looked for
+MUCH = 0.2  # of what a chain needs is kept all over the graph: others are looked for
 NEAR = 3  # segments that are read together, no farther apart than this, become one
 AHEAD = 5  # stages that read something: where most of them are, backward has got to
 CROSSING = (2, 4)  # blocks that may cross a cut, where one is not enough
@@ -102,13 +102,26 @@ def single_chain_of(core: Core) -> Chain | None:
     return _least(core, _order(core), 1) if core.has_forward else None
 
 
+def chains_of(core: Core) -> list[Chain]:
+    """All chains that are worth a look, those that need least first."""
+    orders = (_order(core), _order_by_last_read(core)) if core.has_forward else ()
+    found = (chain for way in product(orders, (1, *CROSSING)) for chain in _ways(core, *way))
+    different = {(chain.segments, chain.always): chain for chain in found if chain}
+    return sorted(different.values(), key=attrgetter("needs_bytes"))
+
+
 def _least(core: Core, order: list[int], most: int) -> Chain | None:
-    """Of the chains of that ``order`` the one that needs least; one with a sum kept has to be worth it."""
+    """Of the chains of that ``order`` the one that needs least; one with more kept has to be worth it."""
+    return reduce(_better, _ways(core, order, most))
+
+
+def _ways(core: Core, order: list[int], most: int) -> Iterator[Chain | None]:
+    """The chain that needs least, with what each rule keeps besides: none, `_gathered`, `_collected`."""
     spans = [len(core.units) // parts for parts in PARTS]
-    plain = [_chain(core, order, span, NOTHING, most) for span in spans]
-    kept = ((span, _gathered(core, order, span)) for span in spans)
-    other = [_chain(core, order, *way, most) for way in kept if way[1]]
-    return _better(_least_needy(plain), _least_needy(other))
+    yield _least_needy(_chain(core, order, span, NOTHING, most) for span in spans)
+    for rule in (_gathered, _collected):
+        kept = ((span, rule(core, order, span)) for span in spans)
+        yield _least_needy(_chain(core, order, span, blocks, most) for span, blocks in kept if blocks)
 
 
 def _least_needy(chains: Iterable[Chain]) -> Chain | None:
@@ -139,6 +152,29 @@ def _gathered(core: Core, order: list[int], span: int) -> frozenset[int]:
         for b, n in first.items()
         if b >= 0 and b not in core.held and place[core.maker[b]] - n > max(span, 1)
     )
+
+
+def _collected(core: Core, order: list[int], span: int) -> frozenset[int]:
+    """Blocks that backward needs, each made of several that were made more than ``span`` units before.
+
+    Such is what each step of a recurrent model puts out, side by side: kept, none of them is read far away.
+    """
+    read = {b for stage in core.stages for b in stage.reads}
+    needed, place = core.upstream(read), {u: n for n, u in enumerate(order)}
+    far = Counter(
+        u
+        for u in needed
+        for b in core.units[u].reads
+        if b not in core.held and place[u] - place[core.maker[b]] > max(span, 1)
+    )
+    made = [b for u, many in far.items() if many >= FEW for b in core.units[u].makes]
+    found = set[int]()
+    while made:  # what is read is kept, and not what that is made of
+        if (b := made.pop()) in read:
+            found.add(b)
+        else:
+            made += (c for u in core.readers[b] if u in needed for c in core.units[u].makes)
+    return frozenset(found) - core.held
 
 
 def _order(core: Core) -> list[int]:

@@ -13,7 +13,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.regather import advice, gathered_again, shared
 from rematc.simulate import Profile, simulate, validate
-from rematc.solve.chain import ChainPlans, chain_plans
+from rematc.solve.chain import chained
 from rematc.solve.clock import counted, paused
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
@@ -221,8 +221,8 @@ def _starts(
     plain, bound_ns = reversal(problem, merged, gap, deadline)
     if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
-    greedy, plans = drop(problem, merged), chain_plans(problem, merged)
-    found = [like, plain, greedy, _chained(problem, plans)]
+    greedy = drop(problem, merged)
+    found = [like, plain, greedy, chained(problem, merged)]
     if not found[-1] and (merged.core.has_forward or not any(found)):
         found.append(evict(problem, merged, Deadline.after(LIKE * deadline.left())))
         greedy = min(filter(None, (greedy, found[-1])), key=lambda w: w.plan.cost_ns, default=None)
@@ -231,16 +231,10 @@ def _starts(
         found = [mended(problem, nearest, Refined(tightest(merged.core)), gap, limit)]
     finer = (little // part for part in FINER)  # what is saved as small can be too much, or too little
     while not any(found) and (small := next(finer, None)) is not None:
-        found = [_chained(problem, chain_plans(problem, merge(merged.full, small)))]
+        found = [chained(problem, merge(merged.full, small))]
     costs = [written.plan.cost_ns for written in found if written]
     near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
     return Starts(near, bound_ns, greedy)
-
-
-def _chained(problem: Problem, plans: ChainPlans | None) -> Written | None:
-    """The cheapest of the ``plans`` for a chain of segments within the budget."""
-    assert problem.budget_bytes is not None
-    return plans.written(problem.budget_bytes) if plans else None
 
 
 def _like(problem: Problem, merged: Merged, known: Plan, gap: float, deadline: Deadline) -> Written | None:
