@@ -52,7 +52,7 @@ def test_a_graph_without_a_backward_pass_is_no_chain() -> None:
 
 
 def conditioned(n: int) -> Problem:
-    """``n`` layers that read something made of a condition; what that is made of each layer's backward reads."""
+    """``n`` layers that read what is made of a condition, and in backward the condition, too."""
     b = Builder()
     x, c, grad = b.input("x"), b.input("c"), b.tangent("dy")
     (c,) = b.op("embedded", [c], 1)

@@ -12,6 +12,7 @@ from rematc.problem import Problem
 from rematc.solve import fitting, improve, solve, solver
 from rematc.solve import merge as merging
 from rematc.solve import search as searching
+from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
 from rematc.solve.drop import drop
@@ -87,6 +88,22 @@ def test_what_was_cut_short_everywhere_is_tried_again_once_there_is_far_more_tim
             assert (around.is_through, improver.best.plan.cost_ns) == (True, start)
     improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(60))
     assert improver.best.plan.cost_ns < start
+
+
+def test_a_step_may_take_a_part_of_the_time_until_the_end_though_the_turn_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a part of the turn each step was cut short, and what it was about was not tried again."""
+    improver, limits = begun(two_thirds(chain(200, ns=100))), list[float]()
+
+    def step(self: object, free: object, gap: float, time_limit_s: float) -> bool:
+        limits.append(time_limit_s)
+        spend(0.2)
+        return False
+
+    monkeypatch.setattr(improve._Neighbourhood, "_step", step)
+    improver.run(goal_ns=0, gap=0.0, deadline=Deadline.after(0.5), end=Deadline.after(40))
+    assert len(limits) == 3 and min(limits) > 0.9 * improve.PATIENCE * 40
 
 
 @pytest.mark.parametrize("layers", [6, 10, 30])

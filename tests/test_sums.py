@@ -1,4 +1,7 @@
-"""A sum of something from each layer: kept, the rest is a chain. WaveNets are made so."""
+"""A sum of something from each layer, or all of it side by side: kept, the rest is a chain.
+
+WaveNets are made so, and what is unrolled.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import random
 import pytest
 
 from rematc.problem import Problem
-from rematc.solve.chain import chain_plans
+from rematc.solve import chain as chains
+from rematc.solve.chain import ChainPlans, chain_plans, chained
 from rematc.solve.drop import drop
 from rematc.solve.merge import merge
 from rematc.solve.reduce import reduce
-from rematc.solve.segments import chain_of
+from rematc.solve.segments import chain_of, chains_of
 from tests.graphs import Builder, save_all_peak
 from tests.test_prefix import compared
 
@@ -115,3 +119,52 @@ def test_a_deep_one_has_a_plan_from_its_chain(n: int, share: float) -> None:
     """No chain was found, and dropping, at 25 to 40 times the forward pass, was all there was."""
     chained, dropped = compare_with_dropping(gated(n), share)
     assert chained < 1 and dropped > 10
+
+
+def unrolled(n: int) -> Problem:
+    """``n`` steps of which each puts out what goes on to the next: side by side, twice that is read first."""
+    b = Builder()
+    h, steps = b.input("h"), list[list[int]]()
+    for k in range(n):
+        (a,) = b.op(f"a{k}", [h], 12, ns=100)
+        (g,) = b.op(f"g{k}", [a], 12, ns=100)
+        (h,) = b.op(f"h{k}", [g, h], 4, ns=10)
+        steps.append([a, g, h])
+    (all_,) = b.op("cat", [h for *_, h in steps], 4 * n, ns=20)
+    loss = b.op("square", [all_], 4 * n, ns=20)
+    loss = b.op("mean", loss, 1)
+    (twice,) = b.op("twice", [all_], 4 * n, ns=20)
+    (grads,) = b.op("dsquare", [b.tangent("dy", 1), twice], 4 * n, phase="backward")
+    grad = grads
+    for k, (a, g, _) in reversed([*enumerate(steps)]):
+        before = [steps[k - 1][2]] if k else []
+        (dg,) = b.op(f"dh{k}", [grad, grads, g], 4, phase="backward")
+        (grad,) = b.op(f"dg{k}", [dg, a, *before], 4, phase="backward")
+    return b.problem(loss, [grad])
+
+
+def test_what_is_made_of_each_steps_output_is_kept_in_place_of_the_outputs() -> None:
+    problem = unrolled(20)
+    core = reduce(problem)
+    found = chain_of(core)
+    assert found is not None
+    (kept,) = found.always
+    assert core.block_bytes[kept] == 80 and len(found.segments) >= 20
+    asked = problem.with_budget(problem.base_bytes + 3 * 80 + 40)  # what is read first takes 240 and more
+    written = chained(asked, merge(reduce(asked)))
+    assert written and written.plan.peak_bytes <= asked.budget_bytes
+    assert written.plan.cost_ns < 1.5 * sum(problem.costs[i].runtime_ns for i in problem.graph.forward)
+
+
+def test_where_the_best_chain_has_no_plan_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = unrolled(20)
+    asked = problem.with_budget(problem.base_bytes + 3 * 80)
+    merged = merge(reduce(asked))
+    ways = chains_of(merged.core)
+    assert [chain.needs_bytes for chain in ways] == sorted(chain.needs_bytes for chain in ways)
+    plans = [ChainPlans(asked, merged, way).written(asked.budget_bytes) for way in ways]
+    first, second, *_ = plans
+    assert first and second is None
+    monkeypatch.setattr(chains, "chain_of", lambda core: ways[1])
+    found = chained(asked, merged)
+    assert found and found.plan == first.plan

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rematc.solve.part import NEVER, Part, Table
+from rematc.solve.part import NEVER, Part, Run, Table
 from rematc.solve.reduce import Stage
 
 

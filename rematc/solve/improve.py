@@ -119,9 +119,7 @@ class _Neighbourhood:
         self.parts = self._parts()
         self.f: Formulation | None = None
 
-    def run(
-        self, goal_ns: float, gap: float, deadline: Deadline, end: Deadline, once: bool = False
-    ) -> None:
+    def run(self, goal_ns: float, gap: float, deadline: Deadline, end: Deadline, once: bool = False) -> None:
         """Go on until ``deadline``, or all was free at once; if ``once``, until it is swept.
 
         Where that was over, but some steps were cut short and now would have far longer: all over again.

@@ -1,4 +1,4 @@
-"""The cheapest plan for a chain in which each segment asks for what enters it once, by all sets of its blocks.
+"""The cheapest plan of a chain in which each segment asks for what enters it once, by all sets of blocks.
 
 The tables are those of `prefix`, without what is there for a bound alone. Where segments have many blocks the
 smallest are taken to be kept, and where that is not enough fewer levels of bytes are told apart.

@@ -24,8 +24,8 @@ from rematc.solve.once import asked_once
 from rematc.solve.plain import plain_chain
 from rematc.solve.prefix import from_prefixes
 from rematc.solve.refine import AT_ONCE, Refined, build, refine
-from rematc.solve.tail import Tail, find_tail
 from rematc.solve.tighten import tighten
+from rematc.solve.worth import worthwhile_tail
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ ROOM = 2000  # stages told apart in a round, times units: with more the next one
 SHARE = 0.5  # of the time left, for one round
 AGAIN = 0.9  # the same, for one that was too short before
 FAR, TRY = 1.25, 0.2  # the first plan needs so many budgets: rounds are that short, and the tail may help
-LABELS = (30_000, 0.002), (500_000, 0.01)  # of the tail, and the gain in the relaxation that they are worth
 SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is not needed
 EASY_ROUNDS, SOON_ROUNDS = 3, 1  # before the improver is begun
 HEAD_START_S = 0.5  # most last MILPs are solved by then, and to find other plans takes longer
@@ -288,29 +287,15 @@ class Search:
 
     def _told_exactly(self) -> bool:
         """From now on with the end of the backward pass told exactly, if that helps."""
-        tail = self._tail()
+        assert self.program
+        relaxed_ns = self.program.f.floor_ns(self.program.relaxed.bound)
+        tail = worthwhile_tail(self.problem, self.merged, self.refined, relaxed_ns, self.deadline)
         if tail is None:
             return False
         self.refined, self.program = replace(self.refined, tail=tail), None
         if self.improver:
             self.improver.tail = tail.within(self.budget_bytes)
         return True
-
-    def _tail(self) -> Tail | None:
-        """The tail, if with it the linear relaxation says more than without."""
-        assert self.program
-        found, relaxed_ns = None, self.program.f.floor_ns(self.program.relaxed.bound)
-        for most, gain in LABELS:
-            tail = find_tail(self.merged, self.budget_bytes, most, self.deadline)
-            if tail is None:
-                break
-            f = build(self.problem, self.merged, replace(self.refined, tail=tail))
-            told_ns = f.floor_ns(tighten(f, {**self.refined.cuts}, self.deadline).bound)
-            if told_ns <= (1 + gain) * relaxed_ns:
-                break
-            log.debug("tail from stage %d: %d ways", tail.start, len(tail.ways))
-            found = tail
-        return found
 
     def _refined(self, written: Written, fits: bool) -> bool:
         """More is told apart, or a smaller gap asked for; False if neither can be."""

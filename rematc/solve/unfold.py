@@ -18,8 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rematc.solve.back import Back, Step, Table
+from rematc.solve.back import Back, Step
 from rematc.solve.expand import Draft
+from rematc.solve.part import Table
 from rematc.solve.reduce import Core
 from rematc.solve.segments import Chain
 
