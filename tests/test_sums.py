@@ -11,12 +11,11 @@ import random
 import pytest
 
 from rematc.problem import Problem
-from rematc.solve import chain as chains
-from rematc.solve.chain import ChainPlans, chain_plans, chained
+from rematc.solve.chain import chain_plans, chained
 from rematc.solve.drop import drop
 from rematc.solve.merge import merge
 from rematc.solve.reduce import reduce
-from rematc.solve.segments import chain_of, chains_of
+from rematc.solve.segments import chain_of
 from tests.graphs import Builder, save_all_peak
 from tests.test_prefix import compared
 
@@ -154,17 +153,3 @@ def test_what_is_made_of_each_steps_output_is_kept_in_place_of_the_outputs() -> 
     written = chained(asked, merge(reduce(asked)))
     assert written and written.plan.peak_bytes <= asked.budget_bytes
     assert written.plan.cost_ns < 1.5 * sum(problem.costs[i].runtime_ns for i in problem.graph.forward)
-
-
-def test_where_the_best_chain_has_no_plan_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = unrolled(20)
-    asked = problem.with_budget(problem.base_bytes + 3 * 80)
-    merged = merge(reduce(asked))
-    ways = chains_of(merged.core)
-    assert [chain.needs_bytes for chain in ways] == sorted(chain.needs_bytes for chain in ways)
-    plans = [ChainPlans(asked, merged, way).written(asked.budget_bytes) for way in ways]
-    first, second, *_ = plans
-    assert first and second is None
-    monkeypatch.setattr(chains, "chain_of", lambda core: ways[1])
-    found = chained(asked, merged)
-    assert found and found.plan == first.plan

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from rematc.solve.clock import spend
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged
-from rematc.solve.segments import Chain, Segment, chain_of, chains_of
+from rematc.solve.segments import Chain, Segment, chain_of
 
 LEVELS, FINEST = 320, 4000  # of bytes that are told apart: so many for `MOST` segments, more for fewer
 ENTRIES = 2_000_000  # of the table, where that is more than `LEVELS`
@@ -37,7 +36,6 @@ COARSE = 3  # times a common block's size: a unit for which there are more level
 ROOM = 1.2  # budgets: what is counted in units, and by parts, can be more than a plan needs
 SEGMENT_S, ENTRY_S = 0.015, 1.5e-9  # of work, for each segment, and each look at an entry
 TRIES = 6
-OTHERS = 3  # ways to cut, where the best one has no plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +237,7 @@ def chain_plans(problem: Problem, merged: Merged) -> ChainPlans | None:
 
 
 def chained(problem: Problem, merged: Merged) -> Written | None:
-    """The cheapest plan within the budget that the chain has, or if it has none another way to cut."""
+    """The cheapest plan within the budget that there is for the chain."""
     assert problem.budget_bytes is not None
     plans = chain_plans(problem, merged)
-    found = plans.written(problem.budget_bytes) if plans else None
-    if found or plans is None:
-        return found
-    others = (chain for chain in chains_of(merged.core) if chain != plans.chain)
-    tried = (ChainPlans(problem, merged, chain) for chain in islice(others, OTHERS))
-    return next(filter(None, (plans.written(problem.budget_bytes) for plans in tried)), None)
+    return plans.written(problem.budget_bytes) if plans else None

@@ -41,7 +41,7 @@ SIMPLE_ROUNDS = 1  # before anything else is tried than to refine: often that is
 EASY_ROUNDS, SOON_ROUNDS = 3, 1  # before the improver is begun
 HEAD_START_S = 0.5  # most last MILPs are solved by then, and to find other plans takes longer
 HOPELESS, CLOSE = 1.25, 1.1  # times the bound: far from it, and so near that the search may take all time
-SLOW = 0.7  # of the time is left: it takes long
+SOON, SLOW = 0.85, 0.7  # of the time is left: it takes long
 
 Solve = Callable[[], Result]
 
@@ -99,7 +99,7 @@ class Search:
         self.is_hard = False  # the MILP of some round was cut short
         self.was_large = False  # the program of the last round
         self.program: Program | None = None  # as long as nothing is refined
-        self.is_counted = False  # by prefixes
+        self.is_counted = self.is_asked = False  # by prefixes, and for plans from all sets
         self.limit_s = self.round_s = 0.0  # of all rounds, and of the last one before its MILP
 
     def run(self, deadline: Deadline, if_far: Deadline | None = None) -> Found:
@@ -122,11 +122,9 @@ class Search:
 
     def _round(self, n: int) -> bool:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
-        if (self.is_far or self.is_hard or self._is_slow()) and not self.is_counted:
-            self._count()
-            if self._reached():
-                self.is_over = True
-                return True
+        if self._counted():
+            self.is_over = True
+            return True
         f = self.program.f if self.program else build(self.problem, self.merged, self.refined)
         is_simple, is_trial = n < SIMPLE_ROUNDS, n == SIMPLE_ROUNDS and self.is_far and not is_large(f)
         limit = Deadline.after(self._share(is_trial) * self.deadline.left())
@@ -171,16 +169,18 @@ class Search:
         self.is_over = not self._refined(written, fits)
         return True
 
-    def _count(self) -> None:
-        """What the prefixes of a chain say, once: a bound, and plans."""
-        self.is_counted = True
-        found = from_prefixes(self.problem, self.merged, self.gap, self.deadline)
-        if found:
-            self.bound = max(self.bound, found.bound_ns)
-            for written in found.plans:
+    def _counted(self) -> bool:
+        """What the prefixes of a chain say, once each: a bound, and plans. True if those are cheap enough."""
+        if (self.is_far or self.is_hard) and not self.is_counted:
+            self.is_counted = True
+            found = from_prefixes(self.problem, self.merged, self.gap, self.deadline)
+            self.bound = max(self.bound, found.bound_ns if found else 0)
+            for written in found.plans if found else ():
                 self._offer(written)
-        if not self._reached():
+        if (self.is_hard or self._is_slow(SOON)) and not (self.is_asked or self._reached()):
+            self.is_asked = True
             self._offer(asked_once(self.problem, self.merged, self.deadline))
+        return self._reached()
 
     def _tight(self, f: Formulation, limit: Deadline) -> Program:
         """``f`` with its cuts."""
@@ -225,7 +225,7 @@ class Search:
         """
         before = self.before
         is_last = self.asked <= self.final
-        is_due = n >= self._easy_rounds() or self.is_hard or self._is_slow()
+        is_due = n >= self._easy_rounds() or self.is_hard or self._is_slow(SLOW)
         is_open = is_last or self.is_again or not is_due
 
         def stop(whole: Future[Result]) -> None:
@@ -241,8 +241,8 @@ class Search:
         self.best = before if self._is_cheap(before, self._bound(f, result)) else self.best
         return result
 
-    def _is_slow(self) -> bool:
-        return self.deadline.left() < SLOW * self.limit_s
+    def _is_slow(self, share: float) -> bool:
+        return self.deadline.left() < share * self.limit_s
 
     def _easy_rounds(self) -> int:
         """Before the improver is begun: few if it starts from the optimum, or a MILP can take all time."""

@@ -102,14 +102,6 @@ def single_chain_of(core: Core) -> Chain | None:
     return _least(core, _order(core), 1) if core.has_forward else None
 
 
-def chains_of(core: Core) -> list[Chain]:
-    """All chains that are worth a look, those that need least first."""
-    orders = (_order(core), _order_by_last_read(core)) if core.has_forward else ()
-    found = (chain for way in product(orders, (1, *CROSSING)) for chain in _ways(core, *way))
-    different = {(chain.segments, chain.always): chain for chain in found if chain}
-    return sorted(different.values(), key=attrgetter("needs_bytes"))
-
-
 def _least(core: Core, order: list[int], most: int) -> Chain | None:
     """Of the chains of that ``order`` the one that needs least; one with more kept has to be worth it."""
     return reduce(_better, _ways(core, order, most))
