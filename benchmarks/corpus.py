@@ -68,6 +68,11 @@ _MODELS = {
     "vgg16": "VGG-16 with BatchNorm, 64 images of 224 x 224",
     "densenet": "DenseNet-121, 64 images of 224 x 224",
     "unet": "U-Net of five levels with skip connections, 8 images of 512 x 512",
+    "clip": "CLIP with ViT-B/32: two towers, 256 images of 224 x 224 and texts of 77 tokens",
+    "dit": "DiT-B: a transformer with gates that a condition sets, 32 x 256 patches",
+    "efficientnet": "EfficientNet-B0, 64 images of 224 x 224",
+    "whisper": "Whisper-small, 8 spectra of 30 s to 448 tokens each",
+    "gru": "two layers of GRU cells, 32 steps unrolled, 128 rows",
 }
 _SEEDS = {100: 5, 250: 3, 500: 2, 1000: 2}  # how many random graphs of that many nodes
 _RANDOM = {f"rand{n}_{seed}": (n, seed) for n, many in _SEEDS.items() for seed in range(many)}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks.corpus_nets import NETS
 from benchmarks.corpus_trace import A100, CPU, Case, pose
@@ -136,6 +137,40 @@ def mamba() -> Case:
     return _text(hf.Mamba2ForCausalLM(config), 8, 1024)
 
 
+def clip() -> Case:
+    """CLIP with ViT-B/32, 256 images of 224 x 224 and as many texts of 77 tokens: two towers, one loss."""
+    batch = 256
+    texts, images = torch.randint(0, 100, (batch, 77)), torch.randn(batch, 3, 224, 224)
+    pairs = torch.arange(batch)
+
+    def loss(output: Any) -> Tensor:
+        logits: Tensor = output.logits_per_text
+        return F.cross_entropy(logits, pairs) + F.cross_entropy(logits.t(), pairs)
+
+    inputs = {"input_ids": texts, "attention_mask": torch.ones_like(texts), "pixel_values": images}
+    return Case(hf.CLIPModel(hf.CLIPConfig()).train(), inputs, loss)
+
+
+def efficientnet() -> Case:
+    """EfficientNet-B0, 64 images of 224 x 224."""
+    config = hf.EfficientNetConfig(
+        width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, image_size=224,
+        id2label=CLASSES, problem_type=KIND,
+    )  # fmt: skip
+    return _images(hf.EfficientNetForImageClassification(config), 64)
+
+
+def whisper() -> Case:
+    """Whisper-small, 8 spectra of 30 seconds to 448 tokens each."""
+    config = hf.WhisperConfig(
+        d_model=768, encoder_layers=12, decoder_layers=12, encoder_attention_heads=12,
+        decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072, use_cache=False,
+    )  # fmt: skip
+    tokens = torch.randint(0, 100, (8, 448))
+    inputs = {"input_features": torch.randn(8, 80, 3000), "labels": tokens}
+    return Case(hf.WhisperForConditionalGeneration(config).train(), inputs, _own_loss)
+
+
 def small_llama() -> Case:
     """The Llama of the benchmarks."""
     model, inputs = llama8()
@@ -162,6 +197,9 @@ MODELS: dict[str, Callable[[], Case]] = {
     "bart": bart,
     "moe": moe,
     "mamba": mamba,
+    "clip": clip,
+    "efficientnet": efficientnet,
+    "whisper": whisper,
 }
 
 

@@ -184,10 +184,80 @@ def _modelled(model: nn.Module, tokens: Tensor) -> Case:
     return Case(model.train(), {"tokens": tokens}, loss)
 
 
+class _DiTBlock(nn.Module):
+    """Attention and an MLP; the condition says how each is scaled, shifted and let in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.told = heads, nn.Linear(width, 6 * width)
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """As ``x``, (batch, patches, width)."""
+        told = self.told(F.silu(condition))[:, None].chunk(6, dim=-1)
+        x = x + told[2] * self._attended(self.norm(x) * (1 + told[0]) + told[1])
+        return x + told[5] * self.narrow(F.gelu(self.wide(self.norm(x) * (1 + told[3]) + told[4])))
+
+    def _attended(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
+        out: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+class DiT(nn.Module):
+    """A diffusion transformer with adaptive LayerNorm (Peebles and Xie 2023)."""
+
+    def __init__(self, patch: int, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.patches, self.condition = nn.Linear(patch, width), nn.Linear(64, width)
+        self.blocks = nn.ModuleList(_DiTBlock(width, heads) for _ in range(depth))
+        self.head = nn.Linear(width, patch)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """What is told of the noise in each patch, as ``x``, (batch, patches, patch)."""
+        x, condition = self.patches(x), self.condition(condition)
+        for block in self.blocks:
+            x = block(x, condition)
+        noise: Tensor = self.head(x)
+        return noise
+
+
+def dit() -> Case:
+    """DiT-B, 32 latents of 32 x 32 in patches of 2 x 2."""
+    inputs = {"x": torch.randn(32, 256, 16), "condition": torch.randn(32, 64)}
+    return Case(DiT(16, 768, 12, 12).train(), inputs, lambda noise: noise.square().mean())
+
+
+class GRU(nn.Module):
+    """Layers of GRU cells (Cho et al. 2014), unrolled, each step through all of them."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(nn.GRUCell(width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As ``x``, (length, batch, width)."""
+        states, steps = [torch.zeros_like(x[0]) for _ in self.cells], []
+        for y in x.unbind():
+            for n, cell in enumerate(self.cells):
+                states[n] = y = cell(y, states[n])
+            steps.append(y)
+        return torch.stack(steps)
+
+
+def gru() -> Case:
+    """Two layers of 256 over 32 steps, 128 rows."""
+    return Case(GRU(256, 2).train(), {"x": torch.randn(32, 128, 256)}, lambda y: y.square().mean())
+
+
 NETS: dict[str, Callable[[], Case]] = {
     "mlp": mlp,
     "vgg16": vgg16,
     "densenet": densenet,
     "unet": unet,
     "lstm": lstm,
+    "dit": dit,
+    "gru": gru,
 }
