@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import accumulate, product
 from operator import attrgetter
 from statistics import median
@@ -103,8 +103,9 @@ def single_chain_of(core: Core) -> Chain | None:
 
 
 def _least(core: Core, order: list[int], most: int) -> Chain | None:
-    """Of the chains of that ``order`` the one that needs least; one with more kept has to be worth it."""
-    return reduce(_better, _ways(core, order, most))
+    """Of the chains of that ``order`` the one that needs least; one with a sum kept has to be worth it."""
+    plain, gathered, collected = _ways(core, order, most)
+    return _least_needy(filter(None, (_better(plain, gathered), collected)))
 
 
 def _ways(core: Core, order: list[int], most: int) -> Iterator[Chain | None]:
