@@ -141,7 +141,7 @@ def test_beside_a_milp_plans_are_made_cheaper_until_that_or_all_time_is_over(
 
     monkeypatch.setattr(import_module("rematc.solve.nearby"), "WHOLE", -1)
     monkeypatch.setattr(Model, "solve", slow)
-    monkeypatch.setattr(search, "_improve", lambda self, _, until: left.append(until.left()))
+    monkeypatch.setattr(search, "_improve", lambda self, until: left.append(until.left()))
     problem = corpus.load("gpt2_4")
     solve(problem.with_budget(problem.base_bytes + 9_046_058_240), SolveOptions(time_limit_s=60))
     assert left[0] > 0.3 * 60 + 20  # the search's time, 0.7, is over by then, or nearly
