@@ -7,9 +7,15 @@ import random
 from collections.abc import Iterable
 
 import pytest
+import torch
 from hypothesis import given, settings
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import rematc
 from benchmarks import corpus
+from rematc.options import Options
+from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.solve import once
 from rematc.solve.chain import chained
@@ -18,12 +24,17 @@ from rematc.solve.expand import Written
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.once import asked_once
 from rematc.solve.reduce import reduce
+from rematc.trace import plan_model
 from tests.graphs import Builder, problems, save_all_peak, with_optima
 from tests.test_prefix import blocks_with_ways_around
 
 
 def of_all_sets(asked: Problem) -> Written | None:
     return asked_once(asked, unmerged(reduce(asked)), Deadline.after(60))
+
+
+def mean_square(y: Tensor) -> Tensor:
+    return y.square().mean()
 
 
 def part(problem: Problem, share: float) -> Problem:
@@ -112,6 +123,62 @@ def test_where_sets_are_too_many_the_smallest_blocks_are_kept(monkeypatch: pytes
     assert first.within(asked.budget_bytes).work_s == min(work_s)
     monkeypatch.setattr(once, "SHARE", 0.0)
     assert asked_once(asked, merged, Deadline.after(60)) is None  # no time for any
+
+
+class Gated(nn.Module):
+    """A block of a diffusion transformer without its attention: a condition sets the gates."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.told, self.norm = nn.Linear(width, 3 * width), nn.LayerNorm(width, elementwise_affine=False)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """As ``x``."""
+        shift, scale, gate = self.told(F.silu(condition)).chunk(3, dim=-1)
+        y = F.gelu(self.wide(self.norm(x) * (1 + scale) + shift))
+        return x + gate * F.dropout(self.narrow(y), 0.1, self.training)
+
+
+class Conditioned(nn.Module):
+    """Some of them, of one condition."""
+
+    def __init__(self, width: int = 16, depth: int = 6) -> None:
+        super().__init__()
+        self.condition = nn.Linear(4, width)
+        self.blocks = nn.ModuleList(Gated(width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As ``x``, of which the first four are the condition, too."""
+        condition = self.condition(x[:1, :4])
+        for block in self.blocks:
+            x = block(x, condition)
+        return x
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("share", [0.4, 0.6])
+def test_such_a_plan_alone_keeps_the_budget_and_gradients_to_the_bit(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, x = Conditioned(), torch.randn(256, 16)
+    problem, kept = plan_model(model, x, mean_square, Options(None, "eager"))
+    floor = problem.resident_bytes
+    taken = list[Plan]()
+
+    def only_that(asked: Problem, *_: object) -> Plan:
+        written = of_all_sets(asked)
+        assert written
+        taken.append(written.plan)
+        return written.plan
+
+    monkeypatch.setattr(importlib.import_module("rematc.partition"), "solve", only_that)
+    budget = floor + int(share * (kept.peak_bytes - floor))
+    found = rematc.verify(model, x, budget, mean_square, inner="eager")
+    assert [plan.cost_ns > 0 for plan in taken] == [True]
+    assert found.measured_bytes == found.predicted_bytes <= budget
+    assert found.difference == 0.0
 
 
 def test_the_search_takes_it_up_where_the_first_plan_needs_far_more(monkeypatch: pytest.MonkeyPatch) -> None:

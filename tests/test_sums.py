@@ -15,7 +15,7 @@ from rematc.solve.chain import chain_plans, chained
 from rematc.solve.drop import drop
 from rematc.solve.merge import merge
 from rematc.solve.reduce import reduce
-from rematc.solve.segments import chain_of
+from rematc.solve.segments import _collected, chain_of
 from tests.graphs import Builder, save_all_peak
 from tests.test_prefix import compared
 
@@ -140,6 +140,30 @@ def unrolled(n: int) -> Problem:
         (dg,) = b.op(f"dh{k}", [grad, grads, g], 4, phase="backward")
         (grad,) = b.op(f"dg{k}", [dg, a, *before], 4, phase="backward")
     return b.problem(loss, [grad])
+
+
+def test_no_plan_for_what_is_unrolled_costs_less_than_the_bound() -> None:
+    dear, _ = compared(unrolled(n) for n in (2, 3))
+    assert dear > 1
+
+
+def test_what_collects_outputs_is_followed_once_however_many_ways_lead_on() -> None:
+    """Through 60 layers of two branches each, none of which backward reads, lead 2^60 ways."""
+    b = Builder()
+    h, outputs = b.input("h"), list[int]()
+    for k in range(8):
+        (h,) = b.op(f"h{k}", [h], 4)
+        outputs.append(h)
+    x = b.op("cat", outputs, 8)
+    for k in range(60):
+        left, right = b.op(f"l{k}", x, 4), b.op(f"r{k}", x, 4)
+        x = b.op(f"s{k}", [*left, *right], 8)
+    loss = b.op("loss", x, 1)
+    grads = b.op("dx", [b.tangent("dy"), *x], 4, phase="backward")
+    for h in reversed(outputs):
+        grads += b.op(f"b{h}", [grads[-1], h], 4, phase="backward")
+    core = reduce(b.problem(loss, grads))
+    assert _collected(core, [*range(len(core.units))], 1) == {core.stages[0].reads[0]}
 
 
 def test_what_is_made_of_each_steps_output_is_kept_in_place_of_the_outputs() -> None:

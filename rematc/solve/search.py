@@ -122,7 +122,7 @@ class Search:
 
     def _round(self, n: int) -> bool:
         """Round ``n``; False if its time was not enough. ``is_over`` if there is nothing more to do."""
-        if self._counted():
+        if self._told_by_prefixes():
             self.is_over = True
             return True
         f = self.program.f if self.program else build(self.problem, self.merged, self.refined)
@@ -169,7 +169,7 @@ class Search:
         self.is_over = not self._refined(written, fits)
         return True
 
-    def _counted(self) -> bool:
+    def _told_by_prefixes(self) -> bool:
         """What the prefixes of a chain say, once each: a bound, and plans. True if those are cheap enough."""
         if (self.is_far or self.is_hard) and not self.is_counted:
             self.is_counted = True

@@ -161,13 +161,13 @@ def _collected(core: Core, order: list[int], span: int) -> frozenset[int]:
         if b not in core.held and place[u] - place[core.maker[b]] > max(span, 1)
     )
     made = [b for u, many in far.items() if many >= FEW for b in core.units[u].makes]
-    found = set[int]()
+    seen = set(made)
     while made:  # what is read is kept, and not what that is made of
-        if (b := made.pop()) in read:
-            found.add(b)
-        else:
-            made += (c for u in core.readers[b] if u in needed for c in core.units[u].makes)
-    return frozenset(found) - core.held
+        if (b := made.pop()) not in read:
+            later = {c for u in core.readers[b] if u in needed for c in core.units[u].makes} - seen
+            seen |= later
+            made += later
+    return frozenset(seen & read) - core.held
 
 
 def _order(core: Core) -> list[int]:
