@@ -16,10 +16,10 @@ from rematc.simulate import validate
 from rematc.solve import solve
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import expand
-from rematc.solve.merge import merge, unmerged
+from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.prefix import EXACT, Prefixes, from_prefixes, prefixes_of
-from rematc.solve.reduce import reduce
-from rematc.solve.segments import chain_of
+from rematc.solve.reduce import Core, reduce
+from rematc.solve.segments import chain_of, single_chain_of
 from rematc.solve.tail import find_tail
 from tests.graphs import Builder, random_problem, save_all_peak, skip, with_optima
 
@@ -101,6 +101,24 @@ def test_no_plan_for_a_chain_that_is_read_out_of_order_costs_less() -> None:
     dear, exact = compared(read_out_of_order(rng, 5) for _ in range(50))
     assert dear > 60
     assert exact > 0.6 * dear
+
+
+@pytest.mark.parametrize("n_levels", [2, 3, 5])
+@pytest.mark.parametrize("merging", [unmerged, merge])
+def test_no_plan_costs_less_where_few_levels_of_bytes_are_told_apart(
+    merging: Callable[[Core], Merged], n_levels: int
+) -> None:
+    """Bytes are rounded down, and of merged units what surely runs: a bound takes nothing for more."""
+    rng, dear = random.Random(5), 0
+    for limited, least_ns in with_optima(blocks_with_ways_around(rng, 3, 2) for _ in range(15)):
+        merged = merging(reduce(limited))
+        chain = single_chain_of(merged.core)
+        if chain and least_ns:
+            assert limited.budget_bytes is not None
+            found = Prefixes(merged, chain, limited.budget_bytes, n_levels)
+            assert found.least_ns(Deadline.after(60)) <= least_ns
+            dear += found.parts[0].level_bytes > 1
+    assert dear > 20
 
 
 def test_a_block_may_go_before_the_first_unit_runs() -> None:
