@@ -14,12 +14,13 @@ from rematc.solve import choices, solve
 from rematc.solve.burst import Burst
 from rematc.solve.chain import chain_plans
 from rematc.solve.choices import windows_of
+from rematc.solve.cutting import chain_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.improve import NEAR
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.reduce import reduce
-from rematc.solve.segments import Chain, chain_of
+from rematc.solve.segments import Chain
 from rematc.solve.solver import _starts
 from tests.graphs import Builder, chain, problems, save_all_peak, skip
 

@@ -13,12 +13,12 @@ from rematc.problem import Problem
 from rematc.simulate import simulate, validate
 from rematc.solve import solve, solver
 from rematc.solve.clock import counted
+from rematc.solve.cutting import chain_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.evict import evict
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.reduce import reduce
-from rematc.solve.segments import chain_of
 from tests import oracle
 from tests.dags import random_dag
 from tests.graphs import Builder, random_problem, save_all_peak, with_optima

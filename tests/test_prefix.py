@@ -14,12 +14,12 @@ from rematc.options import SolveOptions
 from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import solve
+from rematc.solve.cutting import chain_of, single_chain_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import expand
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.prefix import EXACT, Prefixes, from_prefixes, prefixes_of
 from rematc.solve.reduce import Core, reduce
-from rematc.solve.segments import chain_of, single_chain_of
 from rematc.solve.tail import find_tail
 from tests.graphs import Builder, random_problem, save_all_peak, skip, with_optima
 

@@ -14,12 +14,13 @@ from rematc.measure import measure
 from rematc.problem import Problem
 from rematc.solve import segments, solver
 from rematc.solve.chain import chain_plans
+from rematc.solve.cutting import chain_of, single_chain_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.merge import merge
 from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
-from rematc.solve.segments import Chain, chain_of, single_chain_of
+from rematc.solve.segments import Chain
 from rematc.solve.solver import solve
 from tests.graphs import Builder, save_all_peak, with_optima
 from tests.test_evict import towers

@@ -25,10 +25,11 @@ import numpy as np
 from rematc.problem import Problem
 from rematc.solve.choices import Choice, Window, windows_of
 from rematc.solve.clock import spend
+from rematc.solve.cutting import chain_of
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged
-from rematc.solve.segments import Chain, Segment, chain_of
+from rematc.solve.segments import Chain, Segment
 
 LEVELS, FINEST = 320, 4000  # of bytes that are told apart: so many for `MOST` segments, more for fewer
 ENTRIES = 2_000_000  # of the table, where that is more than `LEVELS`
@@ -232,7 +233,8 @@ def _unit(most: int, entering: list[int]) -> int:
 
 def chain_plans(problem: Problem, merged: Merged) -> ChainPlans | None:
     """Plans for the merged core as a chain; None if it isn't one."""
-    chain = chain_of(merged.core)
+    assert problem.budget_bytes is not None
+    chain = chain_of(merged.core, problem.budget_bytes)
     return None if chain is None else ChainPlans(problem, merged, chain)
 
 

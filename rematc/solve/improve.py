@@ -29,6 +29,7 @@ NEAR = 1.03  # times the bound: a plan so cheap is the only start
 TRIES = 8  # for the same units, as long as memory rows turn out to be missing
 NODES = 100
 PATIENCE = 0.25  # of the time left, for one step: most take next to nothing
+MENDING = 0.75  # the same, where a plan is to be mended
 LONGER = 2.0  # times as long as a step had that was cut short: worth another try
 
 
@@ -175,7 +176,7 @@ class _Neighbourhood:
             for _ in range(TRIES):
                 if deadline.left() <= 0:
                     return None
-                found = self._decided(free, gap, PATIENCE * deadline.left())
+                found = self._decided(free, gap, MENDING * deadline.left())
                 if found is None:
                     break
                 if _fits(self.problem, found):

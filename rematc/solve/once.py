@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rematc.problem import Problem
+from rematc.solve.cutting import chain_of, single_chain_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Written, expand, restated
 from rematc.solve.merge import Merged, merge
 from rematc.solve.prefix import Prefixes
 from rematc.solve.reduce import Core
-from rematc.solve.segments import Chain, chain_of, single_chain_of
+from rematc.solve.segments import Chain
 
 COARSER = 5, 20  # times the room: what counts as small is a part of that
 LEVELS = 128, 64
@@ -67,7 +68,7 @@ def _tables(problem: Problem, merged: Merged, limit: Deadline) -> Iterator[_Tabl
     room = problem.budget_bytes - problem.base_bytes
     for most in (0, *COARSER):
         core = merge(merged.full, most * room) if most else merged
-        chain = _single_chain(core.core)
+        chain = _single_chain(core.core, problem.budget_bytes)
         if chain is None:
             continue
         counted = _counted(core, chain)
@@ -78,11 +79,11 @@ def _tables(problem: Problem, merged: Merged, limit: Deadline) -> Iterator[_Tabl
                 yield found
 
 
-def _single_chain(core: Core) -> Chain | None:
+def _single_chain(core: Core, budget_bytes: int) -> Chain | None:
     """That which needs least of those that single blocks cross."""
-    chain = chain_of(core)
+    chain = chain_of(core, budget_bytes)
     is_single = chain and all(len(segment.enters) <= 1 for segment in chain.segments)
-    return chain if is_single else single_chain_of(core)
+    return chain if is_single else single_chain_of(core, budget_bytes)
 
 
 def _counted(merged: Merged, chain: Chain) -> Merged:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
+from rematc.solve.cutting import chain_of
 from rematc.solve.expand import expand, keep_all
 from rematc.solve.list_scheduling import RULES, Ties, listed
 from rematc.solve.merge import unmerged
 from rematc.solve.reduce import reduce, reduce_each
-from rematc.solve.segments import chain_of
 from rematc.solve.spans import loads
 
 Order = tuple[int, ...]

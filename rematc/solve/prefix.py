@@ -32,13 +32,14 @@ import numpy as np
 from rematc.problem import Problem
 from rematc.solve.back import Back, back_over
 from rematc.solve.clock import spend
+from rematc.solve.cutting import single_chain_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Draft, Written, excesses, expand
 from rematc.solve.improve import Starts, mended
 from rematc.solve.merge import Merged
 from rematc.solve.part import Numbers, Part
 from rematc.solve.refine import Refined
-from rematc.solve.segments import Chain, single_chain_of
+from rematc.solve.segments import Chain
 from rematc.solve.spans import tightest
 from rematc.solve.unfold import drafts
 

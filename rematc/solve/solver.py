@@ -13,12 +13,12 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.regather import advice, gathered_again, shared
 from rematc.simulate import Profile, simulate, validate
-from rematc.solve.chain import chained
+from rematc.solve.chain import chain_plans, chained
 from rematc.solve.clock import counted, paused
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.evict import evict
-from rematc.solve.expand import Written, expand, keep_all, restated, written_again
+from rematc.solve.expand import Written, excesses, expand, keep_all, restated, written_again
 from rematc.solve.improve import Improver, Starts, mended
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
@@ -32,6 +32,7 @@ from rematc.solve.spans import tightest
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
 LIKE = 0.25  # of the time left, to evict, and to mend what breaks the budget
+FEW = 10  # ops of a plan that are over the budget: it can be mended soon
 NEARBY = 2  # sizes of what is decided anew of a plan that is known: where more has to be, it is no help
 FINER = 2, 4  # parts of what counts as little
 CLOSE = 0.1  # from the bound: a plan so cheap is made cheaper beside the search, if not of a large program
@@ -222,7 +223,7 @@ def _starts(
     if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
     greedy = drop(problem, merged)
-    found = [like, plain, greedy, chained(problem, merged)]
+    found = [like, plain, greedy, _chained(problem, merged, gap, deadline)]
     if not found[-1] and (merged.core.has_forward or not any(found)):
         found.append(evict(problem, merged, Deadline.after(LIKE * deadline.left())))
         greedy = min(filter(None, (greedy, found[-1])), key=lambda w: w.plan.cost_ns, default=None)
@@ -235,6 +236,19 @@ def _starts(
     costs = [written.plan.cost_ns for written in found if written]
     near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
     return Starts(near, bound_ns, greedy)
+
+
+def _chained(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Written | None:
+    """The cheapest plan of a chain; if it has none, one like that of the lowest peak, if little is over."""
+    assert problem.budget_bytes is not None
+    plans = chain_plans(problem, merged)
+    found = plans and plans.written(problem.budget_bytes)
+    if found or plans is None:
+        return found
+    low, limit = plans.lowest(), Deadline.after(LIKE * deadline.left())
+    if low is None or len(list(excesses(problem, low))) > FEW:
+        return None
+    return mended(problem, low, Refined(tightest(merged.core)), gap, limit)
 
 
 def _like(problem: Problem, merged: Merged, known: Plan, gap: float, deadline: Deadline) -> Written | None:
