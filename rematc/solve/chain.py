@@ -25,7 +25,7 @@ import numpy as np
 from rematc.problem import Problem
 from rematc.solve.choices import Choice, Window, windows_of
 from rematc.solve.clock import spend
-from rematc.solve.cutting import chain_of
+from rematc.solve.cutting import chain_of, chains_of
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged
@@ -182,10 +182,10 @@ class ChainPlans:
             if d.choice:
                 for t, units in zip(d.segment.stages, d.choice.runs, strict=True):
                     first = missing(
-                        core, sorted(made[t]), core.held | self.chain.always | there.get(t, set())
+                        core, sorted(made[t]), core.held | self.chain.there(t) | there.get(t, set())
                     )
                     runs[t] = (*first, *(u for u in units if u not in first))
-        saved = {b for d in decisions if d.at < 0 for b in self._kept(d)} | self.chain.always
+        saved = {b for d in decisions if d.at < 0 for b in self._kept(d)} | self.chain.saved
         return Draft(frozenset(saved) - core.held, tuple(runs))
 
     def _decisions(self, level: int) -> Iterator[Decision]:
@@ -232,14 +232,16 @@ def _unit(most: int, entering: list[int]) -> int:
 
 
 def chain_plans(problem: Problem, merged: Merged) -> ChainPlans | None:
-    """Plans for the merged core as a chain; None if it isn't one."""
+    """Plans for the merged core as the chain that surely needs least; None if it isn't one."""
     assert problem.budget_bytes is not None
     chain = chain_of(merged.core, problem.budget_bytes)
     return None if chain is None else ChainPlans(problem, merged, chain)
 
 
 def chained(problem: Problem, merged: Merged) -> Written | None:
-    """The cheapest plan within the budget that there is for the chain."""
-    assert problem.budget_bytes is not None
-    plans = chain_plans(problem, merged)
-    return plans.written(problem.budget_bytes) if plans else None
+    """The cheapest plan within the budget that there is for the chain, in each way that it is one."""
+    budget = problem.budget_bytes
+    assert budget is not None
+    chains = [chain for chain in chains_of(merged.core, budget) if chain.floor_bytes <= budget]
+    found = (ChainPlans(problem, merged, chain).written(budget) for chain in chains)
+    return min(filter(None, found), key=lambda written: written.plan.cost_ns, default=None)

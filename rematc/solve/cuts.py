@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
 
 from rematc.solve.reduce import Core
 from rematc.solve.segments import Chain, Segment
@@ -17,29 +18,55 @@ Cut = tuple[int, frozenset[int]]  # the place of the unit that comes next, and t
 NOTHING = frozenset[int]()
 
 
-def cut(core: Core, order: list[int], span: int, kept: frozenset[int], most: int) -> Chain:
+class _Life(NamedTuple):
+    """Where a block is made and read last, as places in an order, and the last read not far from the former.
+
+    -1: nowhere.
+    """
+
+    first: int
+    last: int
+    soon: int
+
+
+def cut(
+    core: Core, order: list[int], span: int, kept: frozenset[int], most: int, *, lends: bool = False
+) -> Chain:
     """The chain where ``kept`` and blocks read more than ``span`` units after they are made are always kept.
 
-    Units that are for ``kept`` alone are in no segment. Up to ``most`` blocks cross a cut.
+    If it ``lends``, the latter are not, but lent, where they are read sooner, too. Units that are for
+    ``kept`` alone are in no segment. Up to ``most`` blocks cross a cut.
     """
     read = {b for stage in core.stages for b in stage.reads} - core.held
     useful = core.upstream(read, kept) if kept else {*order}
     order = [u for u in order if u in useful]
-    place = {u: n for n, u in enumerate(order)}
-    lives = [
-        (place.get(core.maker[b], -1), max((place.get(w, -1) for w in readers), default=-1))
-        for b, readers in enumerate(core.readers)
-    ]
-    long = {b for b, (first, last) in enumerate(lives) if last - first > max(span, 1) and first >= 0}
+    lives = _lives(core, order, max(span, 1))
+    long = frozenset(b for b, life in enumerate(lives) if life.last > life.soon) - core.held
     pinned = {b for unit in core.units if unit.pinned for b in unit.makes}
-    always = frozenset(long | pinned | kept) - core.held
-    cuts = _cuts(core, len(order), lives, always, most)
+    lent = frozenset(b for b in long if lives[b].soon >= 0) - pinned - kept if lends else NOTHING
+    always = (long - lent | pinned | kept) - core.held
+    ends = [life.soon if b in lent else life.last for b, life in enumerate(lives)]
+    cuts = _cuts(
+        core, len(order), [(life.first, end) for life, end in zip(lives, ends, strict=True)], always, most
+    )
     while True:
-        chain, needless, astray = _assigned(core, order, cuts, always)
+        chain, needless, astray = _assigned(core, order, cuts, always, lent)
         if not needless and not astray:
             return chain
         cuts = [cut for s, cut in enumerate(cuts) if s not in needless]
         always |= astray
+        lent -= astray
+
+
+def _lives(core: Core, order: list[int], span: int) -> list[_Life]:
+    """Of each block; what is read within ``span`` units is read soon."""
+    place = {u: n for n, u in enumerate(order)}
+    found = list[_Life]()
+    for b, readers in enumerate(core.readers):
+        first, reads = place.get(core.maker[b], -1), [place.get(u, -1) for u in readers]
+        soon = [n for n in reads if n - first <= span or first < 0]
+        found.append(_Life(first, max(reads, default=-1), max(soon, default=-1)))
+    return found
 
 
 def _cuts(
@@ -68,11 +95,12 @@ def _cuts(
 
 
 def _assigned(
-    core: Core, order: list[int], cuts: list[Cut], always: frozenset[int]
+    core: Core, order: list[int], cuts: list[Cut], always: frozenset[int], lent: frozenset[int]
 ) -> tuple[Chain, set[int], frozenset[int]]:
     """The chain of these cuts, each stage in the latest segment that it reads from or in the one before it.
 
-    Also the cuts, by their place, that part what is read together, and blocks read too far away for that.
+    Also the cuts, by their place, that part what is read together, and blocks read too far away for that,
+    even if they are ``lent``.
     """
     ends = [*(n for n, _ in cuts[1:]), len(order)]
     segment = {u: s for s, ((n, _), end) in enumerate(zip(cuts, ends, strict=True)) for u in order[n:end]}
@@ -83,14 +111,16 @@ def _assigned(
     ]
     latest = [max((low for _, low, _ in own), default=None) for own in reads]
     now, count = len(cuts) - 1, Counter[int]()
-    needless, astray = set[int](), set[int]()
-    for own, there, then in zip(reads, latest, _ahead(latest), strict=True):
+    needless, astray, until = set[int](), set[int](), dict[int, int]()
+    for t, (own, there, then) in enumerate(zip(reads, latest, _ahead(latest), strict=True)):
         is_inside = all(low <= now <= high for _, low, high in own)
         if not is_inside and there is not None and (now - there <= NEAR or then <= there + NEAR):
             now = min(now, there)
         count[now] += 1
         for b, low, high in own:
-            if max(low - now, now - high) > NEAR:
+            if now - high > NEAR and b in lent:
+                until[b] = t
+            elif max(low - now, now - high) > NEAR:
                 astray.add(b)
             else:  # one segment, from the block to the stage
                 needless |= {*range(now + 1, low + 1), *range(high + 1, now + 1)}
@@ -101,7 +131,12 @@ def _assigned(
         units = tuple(sorted(order[first : ends[s]]))
         segments.append(Segment(units, crossing - always, range(start, start + count[s])))
         start += count[s]
-    return Chain(core, tuple(reversed(segments)), always), needless, frozenset(astray)
+    segments.reverse()
+    for b in lent:  # to units that are far from it, as long as they may run again
+        near = segment[core.maker[b]] + (b in enters)
+        far = [segments[segment[u]].stages.stop - 1 for u in core.readers[b] if segment.get(u, -1) > near]
+        until[b] = max([until.get(b, -1), *far])
+    return Chain(core, tuple(segments), always, tuple(sorted(until.items()))), needless, frozenset(astray)
 
 
 def _ahead(latest: Sequence[int | None]) -> list[float]:

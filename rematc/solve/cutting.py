@@ -16,28 +16,37 @@ PARTS = (2, 4, 8, 16, 32, 64)  # of forward: a block that is read over more than
 FEW = 3  # a chain has at least as many segments
 WORTH = 0.9  # of what a chain needs: one that needs less than so much is taken, though it is less plain
 TIGHT = 0.75  # of the budget: a chain that surely needs more is taken only if there is no other
+HARDLY = 0.95  # of what a chain surely needs: less than by so much is hardly less
 MUCH = 0.2  # of what a chain needs is kept all over the graph: others are looked for
 CROSSING = (2, 4)  # blocks that may cross a cut, where one is not enough
 
 Ways = tuple[list[Chain], ...]  # with what each rule keeps besides: none, `_gathered`, `_collected`
 
 
-def chain_of(core: Core, budget_bytes: float = math.inf) -> Chain | None:
-    """``core`` as a chain for plans within ``budget_bytes``, or None if there are hardly any cuts.
+def chains_of(core: Core, budget_bytes: float = math.inf) -> list[Chain]:
+    """``core`` as a chain: that which needs least, if there are more than a few cuts.
 
-    More blocks than one may cross a cut where, with single ones, much has to be kept all over the graph, or
-    too much for the budget.
+    More blocks than one may cross a cut where, with single ones, much has to be kept all over the graph. If
+    then too much is left for the budget, another comes last, that which needs least of those with less.
     """
     if not core.has_forward:
-        return None
+        return []
     forward, last_read = _order(core), _order_by_last_read(core)
     ways = [_ways(core, forward, 1)]
     best, limit = _least(ways), _limit(ways, core, budget_bytes)
     if best and best.kept_bytes <= MUCH * best.needs_bytes and best.floor_bytes <= limit:
-        return best
+        return [best]
     others = (last_read, 1), *product((forward, last_read), CROSSING)
     ways += [_ways(core, order, most) for order, most in others]
-    return _least(ways, _limit(ways, core, budget_bytes))
+    best = _least(ways)
+    ways += [_ways(core, order, 1, lends=True) for order in (forward, last_read)]
+    frugal = _least(ways, _limit(ways, core, budget_bytes))
+    return [chain for chain in (best, frugal if frugal is not best else None) if chain]
+
+
+def chain_of(core: Core, budget_bytes: float = math.inf) -> Chain | None:
+    """The last of `chains_of`, if there is one."""
+    return next(reversed(chains_of(core, budget_bytes)), None)
 
 
 def single_chain_of(core: Core, budget_bytes: float = math.inf) -> Chain | None:
@@ -46,12 +55,12 @@ def single_chain_of(core: Core, budget_bytes: float = math.inf) -> Chain | None:
     return _least(ways, _limit(ways, core, budget_bytes))
 
 
-def _ways(core: Core, order: list[int], most: int) -> Ways:
+def _ways(core: Core, order: list[int], most: int, *, lends: bool = False) -> Ways:
     """The chains of that ``order``."""
     spans = [len(core.units) // parts for parts in PARTS]
 
     def chains(kept: Iterable[tuple[int, frozenset[int]]]) -> list[Chain]:
-        found = (cut(core, order, span, blocks, most) for span, blocks in kept)
+        found = (cut(core, order, span, blocks, most, lends=lends) for span, blocks in kept)
         return [chain for chain in found if len(chain.segments) >= FEW]
 
     kept = ([(span, rule(core, order, span)) for span in spans] for rule in (_gathered, _collected))
@@ -63,7 +72,7 @@ def _limit(ways: Iterable[Ways], core: Core, budget_bytes: float) -> float:
     """For what chains surely need: with less than that room is left, or hardly any chain needs less."""
     base = core.base_bytes
     floors = (chain.floor_bytes - base for way in ways for chains in way for chain in chains)
-    return base + max(TIGHT * (budget_bytes - base), min(floors, default=0) / WORTH)
+    return base + max(TIGHT * (budget_bytes - base), min(floors, default=0) / HARDLY)
 
 
 def _least(ways: Iterable[Ways], limit: float = math.inf) -> Chain | None:

@@ -32,11 +32,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Chain:
-    """The segments of ``core``, in forward's order, and the blocks kept from forward to their last read."""
+    """The segments of ``core``, in forward's order, and the blocks kept from forward to their last read.
+
+    ``lent`` are blocks that are read far from their segment, too: kept from forward to the given stage, and
+    made again by their segment after that.
+    """
 
     core: Core
     segments: tuple[Segment, ...]
     always: frozenset[int]
+    lent: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def needs_bytes(self) -> int:
@@ -48,23 +53,33 @@ class Chain:
     @cached_property
     def floor_bytes(self) -> int:
         """Bytes without which backward can't do: what is always kept by then, and what an op of it needs."""
-        size, free = self.core.block_bytes, self.always | self.core.held
-        read = (sum(size[b] for b in {*stage.reads} - free) for stage in self.core.stages)
-        needs = zip(self.core.stages, self.always_bytes, read, strict=True)
+        size, stages = self.core.block_bytes, self.core.stages
+        own = ({*stage.reads} - self.there(t) - self.core.held for t, stage in enumerate(stages))
+        read = (sum(size[b] for b in blocks) for blocks in own)
+        needs = zip(stages, self.always_bytes, read, strict=True)
         return max(stage.op_bytes + always + own for stage, always, own in needs)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the blocks that are always kept."""
-        return sum(self.core.block_bytes[b] for b in self.always)
+        """Bytes of the blocks that are always kept, or lent."""
+        return sum(self.core.block_bytes[b] for b in self.saved)
+
+    @property
+    def saved(self) -> frozenset[int]:
+        """Blocks that forward keeps for all segments."""
+        return self.always.union(b for b, _ in self.lent)
+
+    def there(self, t: int) -> frozenset[int]:
+        """Of those the ones that are there in stage t."""
+        return self.always.union(b for b, until in self.lent if t <= until)
 
     @cached_property
     def always_bytes(self) -> list[int]:
-        """Bytes of the blocks ``always`` kept that some stage from t on reads, or remakes something from."""
+        """Bytes of those that some stage from t on reads, far away, or remakes something from."""
         end = len(self.core.stages)
-        last = _last_stage_that_matters(self)
+        last = {**_last_stage_that_matters(self), **dict(self.lent)}
         change = Counter[int]()
-        for b in self.always:
+        for b in self.saved:
             change[last[b] + 1] -= self.core.block_bytes[b]
         return [self.kept_bytes + down for down in accumulate(change[t] for t in range(end))]
 

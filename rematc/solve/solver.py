@@ -240,10 +240,9 @@ def _starts(
 
 def _chained(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Written | None:
     """The cheapest plan of a chain; if it has none, one like that of the lowest peak, if little is over."""
-    assert problem.budget_bytes is not None
-    plans = chain_plans(problem, merged)
-    found = plans and plans.written(problem.budget_bytes)
-    if found or plans is None:
+    found = chained(problem, merged)
+    plans = None if found else chain_plans(problem, merged)
+    if plans is None:
         return found
     low, limit = plans.lowest(), Deadline.after(LIKE * deadline.left())
     if low is None or len(list(excesses(problem, low))) > FEW:

@@ -86,12 +86,12 @@ def drafts(core: Core, chain: Chain, ways: list[Back]) -> Iterator[Draft]:
     """What the tables of all segments say, with prefixes that go over early, or late."""
     holders = list(_to_go_back(ways, ways[-1].part.n_levels - 1).everyone())
     late = _Play(core, holders)
-    found = {late.draft(chain.always)}
+    found = {late.draft(chain.saved)}
     yield from found
     several = sorted(late.waited)[:SEVERAL]
     for k in range(1, len(several) + 1):
         for early in combinations(several, k):
-            draft = _Play(core, holders, early).draft(chain.always)
+            draft = _Play(core, holders, early).draft(chain.saved)
             if draft not in found:
                 found.add(draft)
                 yield draft
