@@ -11,7 +11,7 @@ from rematc.exchange import from_networkx
 from rematc.options import SolveOptions
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
-from rematc.solve import solve, solver
+from rematc.solve import solve
 from rematc.solve.clock import counted
 from rematc.solve.cutting import chain_of
 from rematc.solve.deadline import Deadline
@@ -19,6 +19,7 @@ from rematc.solve.drop import drop
 from rematc.solve.evict import evict
 from rematc.solve.merge import merge, unmerged
 from rematc.solve.reduce import reduce
+from rematc.solve.starts import first_plans
 from tests import oracle
 from tests.dags import random_dag
 from tests.graphs import Builder, random_problem, save_all_peak, with_optima
@@ -123,5 +124,5 @@ def test_where_forward_is_no_chain_it_beats_dropping(share: float) -> None:
     assert chain_of(merged.core) is None
     dropped, written = drop(asked, merged), evict(asked, merged, NEVER)
     assert dropped and written and written.plan.cost_ns < 0.4 * dropped.plan.cost_ns
-    starts = solver._starts(asked, merged, 0, 0.01, NEVER)
-    assert min(w.plan.cost_ns for w in starts.plans) == written.plan.cost_ns
+    first = first_plans(asked, merged, 0, 0.01, NEVER)
+    assert min(w.plan.cost_ns for w in first.plans) == written.plan.cost_ns

@@ -12,7 +12,7 @@ from rematc.errors import BudgetError, PlanError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.simulate import simulate
-from rematc.solve import solve, solver
+from rematc.solve import solve, solver, starts
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import expand, keep_all, written_again
@@ -69,12 +69,13 @@ def test_of_a_plan_that_breaks_the_budget_by_little_one_near_it_is_a_start(name:
     again = reordered(asked, best_order(asked))
     said = said_of_reordered(known, best_order(asked), asked)
     merged = merge(reduce(again), peak_bytes - asked.budget_bytes)
-    like = solver._like(again, merged, said, 0.01, Deadline.after(60))
+    like = starts.like_known(again, merged, said, 0.01, Deadline.after(60))
     assert like is not None and like.plan.peak_bytes <= asked.budget_bytes
     assert like.plan.cost_ns <= 1.1 * solve(asked).cost_ns
-    assert solver._like(again, merged, like.plan, 0.01, Deadline.after(60)).plan == like.plan  # that fits
-    none = solver._starts(again, merged, 0, 0.01, Deadline.after(60)).plans
-    assert like in solver._starts(again, merged, 0, 0.01, Deadline.after(60), None, like).plans
+    fits = starts.like_known(again, merged, like.plan, 0.01, Deadline.after(60))
+    assert fits is not None and fits.plan == like.plan
+    none = starts.first_plans(again, merged, 0, 0.01, Deadline.after(60)).plans
+    assert like in starts.first_plans(again, merged, 0, 0.01, Deadline.after(60), None, like).plans
     assert like not in none
 
 
@@ -85,9 +86,9 @@ def test_a_plan_far_over_the_budget_is_no_start(monkeypatch: pytest.MonkeyPatch)
     known = expand(problem, whole, keep_all(whole.core)).plan
     asked = problem.with_budget(problem.base_bytes + (known.peak_bytes - problem.base_bytes) * 8 // 10)
     given = asked, merge(whole.core), known, 0.01, Deadline.after(60)
-    assert solver._like(*given) is None
-    monkeypatch.setattr(solver, "NEARBY", None)
-    assert solver._like(*given) is not None
+    assert starts.like_known(*given) is None
+    monkeypatch.setattr(starts, "NEARBY", None)
+    assert starts.like_known(*given) is not None
 
 
 @pytest.mark.parametrize("is_searched", [True, False])

@@ -103,7 +103,9 @@ def test_where_the_last_milp_is_solved_at_once_no_other_plan_is_looked_for(
 ) -> None:
     """To find one took an MLP of 686 ops 1.5 s at nine tenths of its peak, and the MILP less than a tenth."""
     monkeypatch.setattr(import_module("rematc.solve.search"), "HEAD_START_S", 60.0)
-    monkeypatch.setattr(import_module("rematc.solve.solver"), "_starts", lambda *_: pytest.fail("looked for"))
+    monkeypatch.setattr(
+        import_module("rematc.solve.solver"), "first_plans", lambda *_: pytest.fail("looked for")
+    )
     problem = corpus.load("mlp")
     asked = problem.with_budget(problem.base_bytes + 2_191_027_507)
     plan = solve(asked)

@@ -12,7 +12,7 @@ import rematc
 from benchmarks.corpus_trace import CPU, Case, pose
 from rematc.measure import measure
 from rematc.problem import Problem
-from rematc.solve import segments, solver
+from rematc.solve import cutting, solver
 from rematc.solve.chain import chain_plans
 from rematc.solve.cutting import chain_of, single_chain_of
 from rematc.solve.deadline import Deadline
@@ -22,6 +22,7 @@ from rematc.solve.order import best_order, reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.segments import Chain
 from rematc.solve.solver import solve
+from rematc.solve.starts import first_plans
 from tests.graphs import Builder, save_all_peak, with_optima
 from tests.test_evict import towers
 from tests.test_sums import compare_with_dropping
@@ -73,7 +74,7 @@ def test_more_than_a_few_make_no_chain() -> None:
 
 
 def test_where_single_blocks_part_it_well_no_more_cross(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "_order_by_last_read", lambda _: pytest.fail("others are looked for"))
+    monkeypatch.setattr(cutting, "_order_by_last_read", lambda _: pytest.fail("others are looked for"))
     b = Builder()
     x, made = b.input("x"), list[tuple[int, int]]()
     for k in range(8):
@@ -160,9 +161,9 @@ def test_where_a_chain_has_no_plan_the_start_may_be_evicted() -> None:
     merged = merge(reduce(asked))
     plans = chain_plans(asked, merged)
     assert plans and plans.written(int(0.3 * save_all_peak(problem))) is None
-    starts = solver._starts(asked, merged, 0, 0.01, NEVER)
+    first = first_plans(asked, merged, 0, 0.01, NEVER)
     dropped = drop(asked, merged)
-    best = min(w.plan.cost_ns for w in starts.plans)
+    best = min(w.plan.cost_ns for w in first.plans)
     assert dropped is None or best < 0.5 * dropped.plan.cost_ns
 
 

@@ -17,6 +17,7 @@ FEW = 3  # a chain has at least as many segments
 WORTH = 0.9  # of what a chain needs: one that needs less than so much is taken, though it is less plain
 TIGHT = 0.75  # of the budget: a chain that surely needs more is taken only if there is no other
 HARDLY = 0.95  # of what a chain surely needs: less than by so much is hardly less
+LARGE = 64  # units of a segment
 MUCH = 0.2  # of what a chain needs is kept all over the graph: others are looked for
 CROSSING = (2, 4)  # blocks that may cross a cut, where one is not enough
 
@@ -31,11 +32,12 @@ def chains_of(core: Core, budget_bytes: float = math.inf) -> list[Chain]:
     """
     if not core.has_forward:
         return []
-    forward, last_read = _order(core), _order_by_last_read(core)
+    forward = _order(core)
     ways = [_ways(core, forward, 1)]
     best, limit = _least(ways), _limit(ways, core, budget_bytes)
     if best and best.kept_bytes <= MUCH * best.needs_bytes and best.floor_bytes <= limit:
         return [best]
+    last_read = _order_by_last_read(core)
     others = (last_read, 1), *product((forward, last_read), CROSSING)
     ways += [_ways(core, order, most) for order, most in others]
     best = _least(ways)
@@ -69,21 +71,28 @@ def _ways(core: Core, order: list[int], most: int, *, lends: bool = False) -> Wa
 
 
 def _limit(ways: Iterable[Ways], core: Core, budget_bytes: float) -> float:
-    """For what chains surely need: with less than that room is left, or hardly any chain needs less."""
+    """For what chains surely need: with less than that room is left, or hardly any chain needs less.
+
+    Those with a large segment aside: what is cheapest within it is not looked for.
+    """
     base = core.base_bytes
-    floors = (chain.floor_bytes - base for way in ways for chains in way for chain in chains)
-    return base + max(TIGHT * (budget_bytes - base), min(floors, default=0) / HARDLY)
+    fine = (chain for way in ways for chains in way for chain in chains if chain.largest <= LARGE)
+    return base + max(
+        TIGHT * (budget_bytes - base), min((c.floor_bytes - base for c in fine), default=math.inf) / HARDLY
+    )
 
 
 def _least(ways: Iterable[Ways], limit: float = math.inf) -> Chain | None:
     """The chain that needs least of those which surely need no more than ``limit``; what comes later, or
     keeps a sum, has to be worth it.
     """
+
+    def is_possible(chain: Chain) -> bool:
+        return limit == math.inf or (chain.floor_bytes <= limit and chain.largest <= LARGE)
+
     best = None
     for way in ways:
-        plain, gathered, collected = (
-            _least_needy(chain for chain in chains if chain.floor_bytes <= limit) for chains in way
-        )
+        plain, gathered, collected = (_least_needy(filter(is_possible, chains)) for chains in way)
         best = _better(best, _least_needy(filter(None, (_better(plain, gathered), collected))))
     return best
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.solve.cutting import chain_of
+from rematc.solve.cutting import chains_of
 from rematc.solve.expand import expand, keep_all
 from rematc.solve.list_scheduling import RULES, Ties, listed
 from rematc.solve.merge import unmerged
@@ -55,8 +55,8 @@ def best_order(problem: Problem) -> Order:
 
 def _segment_bytes(problem: Problem, order: Order) -> float:
     """What a chain of segments needs in this order; no bound where there is none."""
-    chain = chain_of(reduce(reordered(problem, order)))
-    return chain.needs_bytes if chain else math.inf
+    chains = chains_of(reduce(reordered(problem, order)))
+    return chains[0].needs_bytes if chains else math.inf
 
 
 def _keeps_all(problem: Problem, order: Order) -> bool:

@@ -60,6 +60,11 @@ class Chain:
         return max(stage.op_bytes + always + own for stage, always, own in needs)
 
     @property
+    def largest(self) -> int:
+        """Units of the largest segment."""
+        return max(len(segment.units) for segment in self.segments)
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of the blocks that are always kept, or lent."""
         return sum(self.core.block_bytes[b] for b in self.saved)

@@ -13,30 +13,22 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.regather import advice, gathered_again, shared
 from rematc.simulate import Profile, simulate, validate
-from rematc.solve.chain import chain_plans, chained
 from rematc.solve.clock import counted, paused
 from rematc.solve.deadline import Deadline
-from rematc.solve.drop import drop
-from rematc.solve.evict import evict
-from rematc.solve.expand import Written, excesses, expand, keep_all, restated, written_again
-from rematc.solve.improve import Improver, Starts, mended
+from rematc.solve.expand import Written, expand, keep_all, restated
+from rematc.solve.improve import Improver, Starts
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.order import best_order, reordered, restored, said_of_reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
-from rematc.solve.reversal import reversal
 from rematc.solve.search import Found, Search, search
 from rematc.solve.spans import tightest
+from rematc.solve.starts import first_plans, like_known
 
 EXACT_OPS = 10
 SEARCH = 0.7  # of the time, where no plan is near the bound: what is left is for making one cheaper
-LIKE = 0.25  # of the time left, to evict, and to mend what breaks the budget
-FEW = 10  # ops of a plan that are over the budget: it can be mended soon
-NEARBY = 2  # sizes of what is decided anew of a plan that is known: where more has to be, it is no help
-FINER = 2, 4  # parts of what counts as little
 CLOSE = 0.1  # from the bound: a plan so cheap is made cheaper beside the search, if not of a large program
-HOPELESS = 1.5  # times the cheapest plan known: not worth starting from
 DEFAULT = SolveOptions()
 FALLEN_BACK = (
     "the MILP found no cheaper plan within the time limit; this is the greedy one; "
@@ -175,8 +167,8 @@ def _solve_large(
 
     def starts() -> Starts:
         nearest = None if searching.best else searching.nearest
-        like = _like(problem, merged, known, options.gap, end) if known else None
-        return _starts(problem, merged, little, options.gap, end, nearest, like)
+        like = like_known(problem, merged, known, options.gap, end) if known else None
+        return first_plans(problem, merged, little, options.gap, end, nearest, like)
 
     improver = Improver(problem, starts)
     searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
@@ -204,62 +196,6 @@ def _solve_large(
 
 def _is_near(found: Written | None, bound_ns: int, gap: float) -> TypeGuard[Written]:
     return found is not None and found.plan.cost_ns <= (1 + gap) * bound_ns
-
-
-def _starts(
-    problem: Problem,
-    merged: Merged,
-    little: int,
-    gap: float,
-    deadline: Deadline,
-    nearest: Written | None = None,
-    like: Written | None = None,
-) -> Starts:
-    """The plans within the budget that need no MILP of the whole, and ``like``; if there are none, one like
-    ``nearest``, which breaks it, or some of finer merges.
-    """
-    assert problem.budget_bytes is not None
-    plain, bound_ns = reversal(problem, merged, gap, deadline)
-    if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
-        return Starts([plain], bound_ns)
-    greedy = drop(problem, merged)
-    found = [like, plain, greedy, _chained(problem, merged, gap, deadline)]
-    if not found[-1] and (merged.core.has_forward or not any(found)):
-        found.append(evict(problem, merged, Deadline.after(LIKE * deadline.left())))
-        greedy = min(filter(None, (greedy, found[-1])), key=lambda w: w.plan.cost_ns, default=None)
-    if nearest and not any(found):
-        limit = Deadline.after(LIKE * deadline.left())
-        found = [mended(problem, nearest, Refined(tightest(merged.core)), gap, limit)]
-    finer = (little // part for part in FINER)  # what is saved as small can be too much, or too little
-    while not any(found) and (small := next(finer, None)) is not None:
-        found = [chained(problem, merge(merged.full, small))]
-    costs = [written.plan.cost_ns for written in found if written]
-    near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
-    return Starts(near, bound_ns, greedy)
-
-
-def _chained(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Written | None:
-    """The cheapest plan of a chain; if it has none, one like that of the lowest peak, if little is over."""
-    found = chained(problem, merged)
-    plans = None if found else chain_plans(problem, merged)
-    if plans is None:
-        return found
-    low, limit = plans.lowest(), Deadline.after(LIKE * deadline.left())
-    if low is None or len(list(excesses(problem, low))) > FEW:
-        return None
-    return mended(problem, low, Refined(tightest(merged.core)), gap, limit)
-
-
-def _like(problem: Problem, merged: Merged, known: Plan, gap: float, deadline: Deadline) -> Written | None:
-    """The plan that is ``known``, for a core for which it keeps to the budget, or one near it that does."""
-    assert problem.budget_bytes is not None
-    cores = merged, merge(merged.full), unmerged(merged.full)
-    found = [written for core in cores if (written := written_again(problem, core, known))]
-    fitting = (written for written in found if written.plan.peak_bytes <= problem.budget_bytes)
-    if (fits := next(fitting, None)) or not found:
-        return fits
-    limit, refined = Deadline.after(LIKE * deadline.left()), Refined(tightest(found[0].merged.core))
-    return mended(problem, found[0], refined, gap, limit, NEARBY)
 
 
 def _tightest(problem: Problem, merged: Merged) -> Written:
