@@ -136,7 +136,8 @@ def _assigned(
         near = segment[core.maker[b]] + (b in enters)
         far = [segments[segment[u]].stages.stop - 1 for u in core.readers[b] if segment.get(u, -1) > near]
         until[b] = max([until.get(b, -1), *far])
-    return Chain(core, tuple(segments), always, tuple(sorted(until.items()))), needless, frozenset(astray)
+    kept = tuple((b, t) for b, t in sorted(until.items()) if t >= 0)
+    return Chain(core, tuple(segments), always, kept), needless, frozenset(astray)
 
 
 def _ahead(latest: Sequence[int | None]) -> list[float]:

@@ -42,8 +42,9 @@ def chains_of(core: Core, budget_bytes: float = math.inf) -> list[Chain]:
     ways += [_ways(core, order, most) for order, most in others]
     best = _least(ways)
     ways += [_ways(core, order, 1, lends=True) for order in (forward, last_read)]
-    frugal = _least(ways, _limit(ways, core, budget_bytes))
-    return [chain for chain in (best, frugal if frugal is not best else None) if chain]
+    limit = _limit(ways, core, budget_bytes)
+    frugal = _least(ways, limit) if best is None or best.floor_bytes > limit else None
+    return [chain for chain in (best, frugal) if chain]
 
 
 def chain_of(core: Core, budget_bytes: float = math.inf) -> Chain | None:
