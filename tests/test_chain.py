@@ -12,7 +12,7 @@ from rematc.simulate import validate
 from rematc.solve import chain as chains
 from rematc.solve import choices, solve
 from rematc.solve.burst import Burst
-from rematc.solve.chain import chain_plans, chained
+from rematc.solve.chain import ChainPlans, chained, plans_of_chains
 from rematc.solve.choices import windows_of
 from rematc.solve.cutting import chain_of
 from rematc.solve.deadline import Deadline
@@ -32,6 +32,10 @@ def cut(problem: Problem) -> tuple[Merged, Chain]:
     found = chain_of(merged.core)
     assert found is not None
     return merged, found
+
+
+def chain_plans(problem: Problem, merged: Merged) -> ChainPlans | None:
+    return next(reversed(plans_of_chains(problem, merged)), None)
 
 
 @pytest.mark.parametrize("name", NAMES)

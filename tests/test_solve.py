@@ -139,7 +139,7 @@ def test_the_same_problem_gives_the_same_plan() -> None:
 
 
 def test_when_the_time_is_up_the_greedy_plan_is_given_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "_chained", lambda *_: None)  # as for a graph that is no chain
+    monkeypatch.setattr(starts, "plans_of_chains", lambda *_: [])  # as for a graph that is no chain
     problem = corpus.load("gpt2_2")
     budget = save_all_peak(problem) * 4 // 5
     plan = solve(problem.with_budget(budget), SolveOptions(time_limit_s=0.01))

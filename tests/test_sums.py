@@ -11,12 +11,13 @@ import random
 import pytest
 
 from rematc.problem import Problem
-from rematc.solve.chain import chain_plans, chained
+from rematc.solve.chain import chained
 from rematc.solve.cutting import _collected, chain_of
 from rematc.solve.drop import drop
 from rematc.solve.merge import merge
 from rematc.solve.reduce import reduce
 from tests.graphs import Builder, save_all_peak
+from tests.test_chain import chain_plans
 from tests.test_prefix import compared
 
 

@@ -17,7 +17,7 @@ Bytes are counted in units, rounded up; the plan that comes out is measured exac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ import numpy as np
 from rematc.problem import Problem
 from rematc.solve.choices import Choice, Window, windows_of
 from rematc.solve.clock import spend
-from rematc.solve.cutting import chain_of, chains_of
+from rematc.solve.cutting import chains_of
 from rematc.solve.decode import missing
 from rematc.solve.expand import Draft, Written, expand
 from rematc.solve.merge import Merged
@@ -54,6 +54,7 @@ class ChainPlans:
     def __init__(self, problem: Problem, merged: Merged, chain: Chain) -> None:
         assert problem.budget_bytes is not None
         self.problem, self.merged, self.chain = problem, merged, chain
+        self.budget_bytes = problem.budget_bytes
         self.windows = windows_of(merged, chain)
         core, self.n = chain.core, len(chain.segments)
         self.first = [s.stages[0] if s.stages else s.stages.start for s in chain.segments]
@@ -231,17 +232,23 @@ def _unit(most: int, entering: list[int]) -> int:
     return common if common * COARSE >= least else least
 
 
-def chain_plans(problem: Problem, merged: Merged) -> ChainPlans | None:
-    """Plans for the merged core as the chain that surely needs least; None if it isn't one."""
-    assert problem.budget_bytes is not None
-    chain = chain_of(merged.core, problem.budget_bytes)
-    return None if chain is None else ChainPlans(problem, merged, chain)
+def plans_of_chains(problem: Problem, merged: Merged) -> list[ChainPlans]:
+    """Plans for the merged core as a chain, in each way that it is one; in the last it surely needs least.
+
+    Without those ways in which it surely needs more than the budget.
+    """
+    budget = problem.budget_bytes
+    assert budget is not None
+    chains = (chain for chain in chains_of(merged.core, budget) if chain.floor_bytes <= budget)
+    return [ChainPlans(problem, merged, chain) for chain in chains]
+
+
+def cheapest(plans: Iterable[ChainPlans]) -> Written | None:
+    """Of the plans within the budget, in whichever way it is a chain."""
+    found = (each.written(each.budget_bytes) for each in plans)
+    return min(filter(None, found), key=lambda written: written.plan.cost_ns, default=None)
 
 
 def chained(problem: Problem, merged: Merged) -> Written | None:
-    """The cheapest plan within the budget that there is for the chain, in each way that it is one."""
-    budget = problem.budget_bytes
-    assert budget is not None
-    chains = [chain for chain in chains_of(merged.core, budget) if chain.floor_bytes <= budget]
-    found = (ChainPlans(problem, merged, chain).written(budget) for chain in chains)
-    return min(filter(None, found), key=lambda written: written.plan.cost_ns, default=None)
+    """The cheapest plan within the budget that there is for the merged core as a chain."""
+    return cheapest(plans_of_chains(problem, merged))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from rematc.problem import Problem
-from rematc.solve.chain import chain_plans
+from rematc.solve.chain import plans_of_chains
 from rematc.solve.choices import MANY
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode
@@ -96,11 +96,10 @@ def _chained(problem: Problem, merged: Merged, start: Written) -> Written:
     """The plan with the lowest peak of those for a chain, or ``start``."""
     best = start
     for _ in range(CHAINS):  # each with bytes told apart more finely
-        plans = chain_plans(problem.with_budget(best.plan.peak_bytes), merged)
-        if plans is None or (found := plans.lowest()) is None:
-            break
-        best = min(best, found, key=_peak)
-        if plans.n > MANY:  # it takes long
+        plans = plans_of_chains(problem.with_budget(best.plan.peak_bytes), merged)[-1:]
+        found = [written for each in plans if (written := each.lowest())]
+        best = min([best, *found], key=_peak)
+        if not found or plans[0].n > MANY:  # it takes long
             break
     return best
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.solve.chain import chain_plans, chained
+from rematc.solve.chain import ChainPlans, chained, cheapest, plans_of_chains
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.evict import evict
@@ -34,45 +35,52 @@ def first_plans(
     nearest: Written | None = None,
     like: Written | None = None,
 ) -> Starts:
-    """The plans within the budget that need no MILP of the whole, and ``like``; if there are none, one like
-    ``nearest``, which breaks it, or some of finer merges.
+    """The plans within the budget that need no MILP of the whole, and ``like``.
+
+    If all are dear, one like the chain's of the lowest peak or like ``nearest``, which break the budget, or
+    those of finer merges.
     """
     assert problem.budget_bytes is not None
     plain, bound_ns = reversal(problem, merged, gap, deadline)
     if plain and plain.plan.cost_ns <= (1 + gap) * bound_ns:
         return Starts([plain], bound_ns)
-    greedy = drop(problem, merged)
-    found = [like, plain, greedy, _chained(problem, merged, gap, deadline)]
-    if not found[-1] and (merged.core.has_forward or not any(found)):
+    greedy, chains = drop(problem, merged), plans_of_chains(problem, merged)
+    of_chain = cheapest(chains)
+    found = [like, plain, greedy, of_chain]
+    if not of_chain and (merged.core.has_forward or not any(found)):
         found.append(evict(problem, merged, Deadline.after(LIKE * deadline.left())))
         greedy = min(filter(None, (greedy, found[-1])), key=lambda w: w.plan.cost_ns, default=None)
-    if nearest and _are_dear(problem, found):
-        limit = Deadline.after(LIKE * deadline.left())
-        found.append(mended(problem, nearest, Refined(tightest(merged.core)), gap, limit))
+    for over in (None if of_chain else _hardly_over(problem, chains), nearest):
+        if over and _are_dear(problem, merged, found):
+            found.append(_mended(problem, over, gap, deadline))
     finer = (little // part for part in FINER)  # what is saved as small can be too much, or too little
-    while _are_dear(problem, found) and (small := next(finer, None)) is not None:
+    while _are_dear(problem, merged, found) and (small := next(finer, None)) is not None:
         found.append(chained(problem, merge(merged.full, small)))
     costs = [written.plan.cost_ns for written in found if written]
     near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
     return Starts(near, bound_ns, greedy)
 
 
-def _are_dear(problem: Problem, found: Iterable[Written | None]) -> bool:
+def _are_dear(problem: Problem, merged: Merged, found: Iterable[Written | None]) -> bool:
     """All that were found, if any."""
-    return all(written is None or written.plan.cost_ns > DEAR * problem.forward_ns for written in found)
+    most_ns = DEAR * problem.forward_ns if merged.core.has_forward else math.inf
+    return all(written is None or written.plan.cost_ns > most_ns for written in found)
 
 
-def _chained(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Written | None:
-    """The cheapest plan of a chain; if it has none, one like that of the lowest peak, if little is over."""
-    found = chained(problem, merged)
-    plans = None if found else chain_plans(problem, merged)
-    if plans is None:
-        return found
-    low, limit = plans.lowest(), Deadline.after(LIKE * deadline.left())
-    over = low and len(list(excesses(problem, low)))
-    if not low or not over:
-        return low
-    return mended(problem, low, Refined(tightest(merged.core)), gap, limit) if over <= FEW else None
+def _hardly_over(problem: Problem, chains: Sequence[ChainPlans]) -> Written | None:
+    """The plan of the lowest peak of the last chain, if few of its ops are over the budget."""
+    low = chains[-1].lowest() if chains else None
+    return low if low and len(list(excesses(problem, low))) <= FEW else None
+
+
+def _mended(
+    problem: Problem, over: Written, gap: float, deadline: Deadline, sizes: int | None = None
+) -> Written | None:
+    """A plan within the budget like ``over``, which may break it; None if none was found in time."""
+    if over.plan.peak_bytes <= (problem.budget_bytes or 0):
+        return over
+    limit, refined = Deadline.after(LIKE * deadline.left()), Refined(tightest(over.merged.core))
+    return mended(problem, over, refined, gap, limit, sizes)
 
 
 def like_known(
@@ -85,5 +93,4 @@ def like_known(
     fitting = (written for written in found if written.plan.peak_bytes <= problem.budget_bytes)
     if (fits := next(fitting, None)) or not found:
         return fits
-    limit, refined = Deadline.after(LIKE * deadline.left()), Refined(tightest(found[0].merged.core))
-    return mended(problem, found[0], refined, gap, limit, NEARBY)
+    return _mended(problem, found[0], gap, deadline, NEARBY)
