@@ -28,7 +28,7 @@ def chains_of(core: Core, budget_bytes: float = math.inf) -> list[Chain]:
     """``core`` as a chain: that which needs least, if there are more than a few cuts.
 
     More blocks than one may cross a cut where, with single ones, much has to be kept all over the graph. If
-    then too much is left for the budget, another comes last, that which needs least of those with less.
+    the chain surely needs too much for the budget, another comes last, of those that surely need less.
     """
     if not core.has_forward:
         return []
@@ -78,9 +78,8 @@ def _limit(ways: Iterable[Ways], core: Core, budget_bytes: float) -> float:
     """
     base = core.base_bytes
     fine = (chain for way in ways for chains in way for chain in chains if chain.largest <= LARGE)
-    return base + max(
-        TIGHT * (budget_bytes - base), min((c.floor_bytes - base for c in fine), default=math.inf) / HARDLY
-    )
+    least = min((chain.floor_bytes - base for chain in fine), default=math.inf)
+    return base + max(TIGHT * (budget_bytes - base), least / HARDLY)
 
 
 def _least(ways: Iterable[Ways], limit: float = math.inf) -> Chain | None:
