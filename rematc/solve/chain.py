@@ -233,14 +233,15 @@ def _unit(most: int, entering: list[int]) -> int:
 
 
 def plans_of_chains(problem: Problem, merged: Merged) -> list[ChainPlans]:
-    """Plans for the merged core as a chain, in each way that it is one; in the last it surely needs least.
+    """Plans for the merged core as a chain, in each way that it is one; the last has the lowest floor.
 
-    Without those ways in which it surely needs more than the budget.
+    Without those whose floor is above the budget, if there is another.
     """
     budget = problem.budget_bytes
     assert budget is not None
-    chains = (chain for chain in chains_of(merged.core, budget) if chain.floor_bytes <= budget)
-    return [ChainPlans(problem, merged, chain) for chain in chains]
+    chains = chains_of(merged.core, budget)
+    fitting = [chain for chain in chains if chain.floor_bytes <= budget]
+    return [ChainPlans(problem, merged, chain) for chain in fitting or chains]
 
 
 def cheapest(plans: Iterable[ChainPlans]) -> Written | None:

@@ -15,8 +15,8 @@ from rematc.solve.segments import Chain
 PARTS = (2, 4, 8, 16, 32, 64)  # of forward: a block that is read over more than one is kept
 FEW = 3  # a chain has at least as many segments
 WORTH = 0.9  # of what a chain needs: one that needs less than so much is taken, though it is less plain
-TIGHT = 0.75  # of the budget: a chain that surely needs more is taken only if there is no other
-HARDLY = 0.95  # of what a chain surely needs: less than by so much is hardly less
+TIGHT = 0.75  # of the budget: a chain with a higher floor is taken only if there is no other
+HARDLY = 0.95  # of a floor: one higher than that is hardly lower
 LARGE = 64  # units of a segment
 MUCH = 0.2  # of what a chain needs is kept all over the graph: others are looked for
 CROSSING = (2, 4)  # blocks that may cross a cut, where one is not enough
@@ -28,7 +28,7 @@ def chains_of(core: Core, budget_bytes: float = math.inf) -> list[Chain]:
     """``core`` as a chain: that which needs least, if there are more than a few cuts.
 
     More blocks than one may cross a cut where, with single ones, much has to be kept all over the graph. If
-    the chain surely needs too much for the budget, another comes last, of those that surely need less.
+    that one's floor is too high for the budget, another comes last, of those with a lower one.
     """
     if not core.has_forward:
         return []
@@ -72,7 +72,7 @@ def _ways(core: Core, order: list[int], most: int, *, lends: bool = False) -> Wa
 
 
 def _limit(ways: Iterable[Ways], core: Core, budget_bytes: float) -> float:
-    """For what chains surely need: with less than that room is left, or hardly any chain needs less.
+    """For the floors of chains: below it there is room enough, or hardly any is lower.
 
     Those with a large segment aside: what is cheapest within it is not looked for.
     """
@@ -83,7 +83,7 @@ def _limit(ways: Iterable[Ways], core: Core, budget_bytes: float) -> float:
 
 
 def _least(ways: Iterable[Ways], limit: float = math.inf) -> Chain | None:
-    """The chain that needs least of those which surely need no more than ``limit``; what comes later, or
+    """The chain that needs least of those with a floor of ``limit`` at the most; what comes later, or
     keeps a sum, has to be worth it.
     """
 
