@@ -52,8 +52,9 @@ class Chain:
 
     @cached_property
     def floor_bytes(self) -> int:
-        """The most that an op of backward needs beside what is always kept by then, or lent. Not exact: a plan
-        may free some of that sooner.
+        """The most that an op of backward needs beside what is always kept by then, or lent.
+
+        Not exact: a plan may free some of that sooner.
         """
         size, stages = self.core.block_bytes, self.core.stages
         own = ({*stage.reads} - self.there(t) - self.core.held for t, stage in enumerate(stages))
