@@ -148,7 +148,7 @@ class _Part:
         self.own = own = made - chain.always - self.core.held
         self.reads = [frozenset(own.intersection(self.core.stages[t].reads)) for t in segment.stages]
         self.wanted = frozenset[int]().union(*self.reads)
-        self.there = chain.there(segment.stages.start) - own | self.core.held | segment.enters
+        self.there = chain.there(segment.stages.start) | self.core.held | segment.enters
         self.last = {b: n for n, reads in enumerate(self.reads) for b in reads}
 
     def shape(self) -> tuple[object, dict[int, int]]:
