@@ -235,13 +235,12 @@ def _unit(most: int, entering: list[int]) -> int:
 def plans_of_chains(problem: Problem, merged: Merged) -> list[ChainPlans]:
     """Plans for the merged core as a chain, in each way that it is one; the last has the lowest floor.
 
-    Without those whose floor is above the budget, if there is another.
+    Those with a floor above the budget are left out: to look at them takes time, and hardly ever finds any.
     """
     budget = problem.budget_bytes
     assert budget is not None
-    chains = chains_of(merged.core, budget)
-    fitting = [chain for chain in chains if chain.floor_bytes <= budget]
-    return [ChainPlans(problem, merged, chain) for chain in fitting or chains]
+    chains = (chain for chain in chains_of(merged.core, budget) if chain.floor_bytes <= budget)
+    return [ChainPlans(problem, merged, chain) for chain in chains]
 
 
 def cheapest(plans: Iterable[ChainPlans]) -> Written | None:
