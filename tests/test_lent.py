@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,7 +23,7 @@ from rematc.solve.merge import merge
 from rematc.solve.reduce import Core, reduce
 from rematc.solve.segments import Chain
 from rematc.trace import plan_model
-from tests.graphs import Builder, save_all_peak
+from tests.graphs import Builder, problems, save_all_peak
 
 
 def lending(core: Core) -> list[Chain]:
@@ -121,6 +122,17 @@ def test_a_plan_that_lends_takes_no_more_than_the_table_says() -> None:
                 compared += found.plan.cost_ns > problem.forward_ns
                 assert found.plan.peak_bytes <= plans.low + level * plans.unit
     assert compared
+
+
+@given(problems())
+@settings(max_examples=200)
+def test_plans_that_lend_are_valid_in_whatever_graph(problem: Problem) -> None:
+    """Segments taken as one, too, of which one lends to the next."""
+    asked = problem.with_budget(save_all_peak(problem))
+    merged = merge(reduce(asked))
+    for chain in lending(merged.core) if merged.core.has_forward else ():
+        if written := ChainPlans(asked, merged, chain).lowest():
+            validate(asked, written.plan)
 
 
 def layered(n: int) -> Problem:

@@ -148,7 +148,8 @@ class _Part:
         self.own = own = made - chain.always - self.core.held
         self.reads = [frozenset(own.intersection(self.core.stages[t].reads)) for t in segment.stages]
         self.wanted = frozenset[int]().union(*self.reads)
-        self.there = chain.there(segment.stages.start) | self.core.held | segment.enters
+        lent = chain.there(segment.stages.start) - own  # to others: of some segments, one lends to the next
+        self.there = lent | self.core.held | segment.enters
         self.last = {b: n for n, reads in enumerate(self.reads) for b in reads}
 
     def shape(self) -> tuple[object, dict[int, int]]:
