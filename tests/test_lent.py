@@ -18,7 +18,7 @@ from rematc.problem import Problem
 from rematc.simulate import validate
 from rematc.solve import cutting
 from rematc.solve.chain import ChainPlans, chained, plans_of_chains
-from rematc.solve.cutting import chains_of
+from rematc.solve.cutting import chains_of, single_chain_of
 from rematc.solve.merge import merge
 from rematc.solve.reduce import Core, reduce
 from rematc.solve.segments import Chain
@@ -80,6 +80,14 @@ def test_what_is_lent_is_there_for_all_that_read_it_from_afar_and_for_no_one_aft
                 assert all(allowed.issuperset(core.units[u].reads) for u in segment.units)
             there = {b for b, until in chain.lent if until >= segment.stages.start}
             assert there.isdisjoint(made | segment.enters)
+
+
+@pytest.mark.parametrize("core", CORES, ids=["unet", "pyramid"])
+@pytest.mark.parametrize("budget_bytes", [1, 10**18])
+def test_bounds_are_never_of_a_chain_that_lends(core: Core, budget_bytes: int) -> None:
+    """`prefix` bounds what a plan costs that may keep such a block to the end, too."""
+    chain = single_chain_of(core, budget_bytes)
+    assert chain is None or not chain.lent
 
 
 @pytest.mark.parametrize("n", [6, 12])
