@@ -19,6 +19,7 @@ from rematc.solve.clock import counted
 log = logging.getLogger(__name__)
 
 ROUNDS = 4
+HALVES = 2  # of the way from a plan with code that does not fit to that of the lowest peak
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
 WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
 LONG = 3  # times the ops of the cheapest plan that is as low: it takes as long to lower
@@ -44,33 +45,39 @@ def fit(
     """The cheapest plan found whose lowered code stays within the budget.
 
     The solver counts what the graph says, the code needs more (an order that the compiler changed) or less
-    (what is done in place). The difference at one plan is taken for that of the next, lowered in turn.
-    The bound is the lowest of all rounds: it holds for each difference that was met. Raises `BudgetError`,
+    (what is done in place). The difference at one plan is taken for that of the next, lowered in turn; where
+    the code of the next needs no less, plans that need far less by the graph are tried. The bound is the
+    lowest of all rounds: it holds for each difference that was met. Raises `BudgetError`,
     with the smallest budget that is accepted, where no code fits. A plan that is ``given`` is tried first,
     and taken if its code fits.
     """
     if given is not None and _fits(found := _lowered(problem, judged(problem, given), peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     best: Fitted | None = None
+    last: Fitted | None = None
     learned, solver = problem, _Solver(options)
     plan: Plan | None = None
     for _ in range(ROUNDS):
         try:
             plan = solver.solved(learned, plan)
         except BudgetError as e:
-            if best is not None:
+            if best or last:
                 break
-            floor = e.plan if learned is problem else None
-            found = best = _smallest(problem, peak_of_code, floor, solver)
+            found = best = _smallest(problem, peak_of_code, e.plan, solver)
         else:
-            if best is not None and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
+            if best and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
                 break
             found = _lowered(learned, plan, peak_of_code)
             best = found if _fits(found) else best
         if (_fits(found) and _is_full(found)) or found.problem == learned:
             break
-        learned = found.problem
-    best = best or _smallest(problem, peak_of_code, None, solver)
+        if not best and last and found.plan.peak_bytes >= last.plan.peak_bytes:
+            break  # it needs too much in a place where the graph says nothing of it
+        learned, last = found.problem, found
+    if best is None:
+        floor = _lowest(problem, solver)
+        best = last and _between(problem, floor, last, peak_of_code, solver)
+        best = best or _smallest(problem, peak_of_code, floor, solver)
     return Fitted(best.problem, solver.accounted(best.plan, options.gap))
 
 
@@ -140,13 +147,38 @@ def _is_full(found: Fitted) -> bool:
     return found.problem.budget_bytes - found.plan.peak_bytes <= SLACK * budget
 
 
-def _smallest(problem: Problem, peak_of_code: PeakOfCode, floor: Plan | None, solver: _Solver) -> Fitted:
+def _between(
+    problem: Problem, floor: Plan, last: Fitted, peak_of_code: PeakOfCode, solver: _Solver
+) -> Fitted | None:
+    """The cheapest plan with code that fits, of some that need less than that of ``last`` by the graph.
+
+    They are between it and the lowest peak, by halves. What the code needs can fall all at once.
+    """
+    assert problem.budget_bytes is not None
+    best: Fitted | None = None
+    more = last.problem.lowering_bytes - problem.lowering_bytes
+    low, high = floor.peak_bytes, problem.budget_bytes - more
+    for _ in range(HALVES):
+        middle = (low + high) // 2
+        tried = replace(problem, lowering_bytes=problem.lowering_bytes + problem.budget_bytes - middle)
+        try:
+            found = _lowered(tried, solver.solved(tried), peak_of_code)
+        except BudgetError:
+            break
+        if _fits(found):
+            low, best = middle, min(best or found, found, key=lambda f: f.plan.cost_ns)
+        else:
+            high = middle
+    return best
+
+
+def _smallest(problem: Problem, peak_of_code: PeakOfCode, floor: Plan, solver: _Solver) -> Fitted:
     """The plan of the lowest peak that the graph has, or the cheapest as low, whose code may need less.
 
-    The cheaper one of those whose code fits; else `BudgetError`. ``floor``: the plan of the lowest peak, if
-    that is known. It is not lowered where it is `LONG`, as it is if it makes all anew for each op.
+    The cheaper one of those whose code fits; else `BudgetError`. ``floor``: the plan of the lowest peak. It
+    is not lowered where it is `LONG`, as it is if it makes all anew for each op.
     """
-    floor = cheapest = floor or _lowest(problem, solver)
+    cheapest = floor
     with suppress(BudgetError):  # the clock may end this search before it has found as much
         cheapest = solver.solved(problem.with_budget(floor.peak_bytes), floor)
     lowest = _lowered(problem, judged(problem, cheapest), peak_of_code)

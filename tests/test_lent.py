@@ -166,11 +166,11 @@ def test_where_what_is_always_kept_leaves_no_room_a_coarser_chain_is_found(
     problem = layered(4)
     core = merge(reduce(problem)).core
     (roomy,) = chains_of(core)
-    tight = chains_of(core, problem.base_bytes + roomy.floor_bytes)
+    tight = chains_of(core, problem.base_bytes + roomy.lowest_bytes)
     assert tight[0] == roomy
-    assert tight[-1].floor_bytes < 0.75 * roomy.floor_bytes
+    assert tight[-1].lowest_bytes < 0.75 * roomy.lowest_bytes
     monkeypatch.setattr(cutting, "LARGE", tight[-1].largest - 1)  # too large to look at all that it may keep
-    assert tight[-1] not in chains_of(core, problem.base_bytes + roomy.floor_bytes)
+    assert tight[-1] not in chains_of(core, problem.base_bytes + roomy.lowest_bytes)
 
 
 class Pyramid(nn.Module):

@@ -75,3 +75,19 @@ def test_the_lowest_of_a_chain_is_mended_only_if_few_ops_are_over() -> None:
     assert starts._hardly_over(slightly, plans) == low
     assert starts._hardly_over(far, plans) is None
     assert starts._hardly_over(slightly, []) is None
+
+
+@pytest.mark.parametrize("is_dear", [True, False])
+def test_where_all_plans_are_dear_one_that_asks_once_is_looked_for(
+    is_dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A MILP that overran its time left a diffusion transformer the plan from evicting, at twice the cost."""
+    asked, merged, _ = part(chain(24, ns=100), 0.5)
+    monkeypatch.setattr(starts, "DEAR", 0.01 if is_dear else 100.0)
+    monkeypatch.setattr(starts, "reversal", lambda *_: (None, 0))
+    given = list[float]()
+    found = first_plans(
+        asked, merged, 0, 0.01, Deadline.after(60), once=lambda limit: given.append(limit.left())
+    )
+    assert found.plans and len(given) == is_dear
+    assert all(0 < left <= 15 for left in given)

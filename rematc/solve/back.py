@@ -19,7 +19,7 @@ from rematc.solve.reduce import Stage
 
 
 class Costs(NamedTuple):
-    """What a prefix costs, by the bytes that it holds."""
+    """What a prefix costs, by the bytes that it holds, and then holds."""
 
     back: Table
     made: Table
@@ -57,7 +57,8 @@ class Back:
     bytes that it holds; ``once`` where it is asked once, by those now and those then; ``more`` where it is
     asked more often, by those now and those at last, and ``mid`` the same after the first time, by those at
     last: what it holds between is not counted, and each time but one costs the unit that is asked for. In
-    ``apart`` it is asked more often, too, but each time stands on its own; by what it holds now, all costs.
+    ``apart`` it is asked more often, too, but what it does each time stands on its own, and what it holds
+    between counts; by what it holds now, all costs.
     For a plan it is asked once at most: else what it holds between would have to be counted.
 
     ``now`` and ``then`` are the levels to look at; all, if not given.
@@ -127,20 +128,23 @@ class Back:
         if part.for_plan:
             return is_changed
         again = np.where(part.bytes[after, None] <= room, self.mid[after] + np.float32(part.ask), NEVER)
-        once_more = self.once[after] + prefix.again[np.ix_(self.now, self.then)]
-        later = np.minimum(once_more.min(axis=(1, 2)), self.apart[after].min(axis=1))
+        later = np.where(part.fits(part.bytes[after], self.now, room), self._asked(after), NEVER)
+        first = (prefix.made[np.ix_(self.now, self.now)] + later[:, None]).min(axis=2)
         is_changed |= _lower(self.mid, before, np.where(at_all, np.minimum(last, again), NEVER))
-        is_changed |= _lower(self.apart, before, np.where(now, prefix.made[self.now] + later[:, None], NEVER))
+        is_changed |= _lower(self.apart, before, np.where(now, first, NEVER))
         return is_changed | _lower(self.more, before, np.where(now[:, :, None], again[:, None], NEVER))
 
     @cached_property
     def asked(self) -> Table:
         """All costs where the prefix before it is asked, by what that holds."""
-        again = self.prefix.again
-        once = (self.once + again).min(axis=2)
+        return self._asked(self.part.sets)
+
+    def _asked(self, sets: Table) -> Table:
+        again = self.prefix.again[np.ix_(self.now, self.then)]
+        once = (self.once[sets] + again).min(axis=2)
         if self.part.for_plan:
             return once
-        return np.minimum(np.maximum(self.apart, (self.more + again).min(axis=2)), once)
+        return np.minimum(np.maximum(self.apart[sets], (self.more[sets] + again).min(axis=2)), once)
 
     @cached_property
     def every(self) -> Table:
@@ -166,33 +170,30 @@ class Back:
             later = prefix.again + self.rest[s]
             if not part.for_plan:
                 several = (self.mid[s] + prefix.again).min(axis=1) + np.float32(part.ask)
-                more = np.maximum(prefix.made[:, None] + self.asked[s], several[:, None])
+                more = np.maximum(prefix.made + self.asked[s], several[:, None])
                 later = np.minimum(later, more)
             for before, ns in part.cheapest(s, asks=True):
                 yield Step(before, int(s), True, ns, later)
 
     def _made(self) -> tuple[Table, Table]:
         """``made`` and ``again``."""
-        part, n = self.part, self.part.n_levels
-        made, again = _nothing(n)
-        for asks in (False, True):
-            for before, ns in part.cheapest(0, asks=asks):
-                row = self.prefix.made if asks else np.zeros_like(made)
-                _lower_from(made, part.full[before], row + ns)
+        n, full, (made, again) = self.part.n_levels, self.part.full, _nothing(self.part.n_levels)
         for step in self.steps():
-            b, c = part.full[step.before], part.full[step.after]
+            b, c = full[step.before], full[step.after]
             if step.asks:
-                cells = again[b:, c:]
-                np.minimum(cells, step.later[: n - b, : n - c] + step.ns, out=cells)
-            else:
-                at = np.arange(n - max(b, c))
-                again[at + b, at + c] = np.minimum(again[at + b, at + c], step.later[: len(at)] + step.ns)
-        np.minimum.accumulate(again, axis=0, out=again)
-        return made, np.minimum.accumulate(again, axis=1, out=again)
+                at: Any = np.s_[b:, c:]
+                of_prefix, later = (t[: n - b, : n - c] for t in (self.prefix.made, step.later))
+            else:  # the prefix before it stays as it is
+                held = np.arange(n - max(b, c))
+                at, of_prefix, later = (held + b, held + c), np.float32(0), step.later[: len(held)]
+            made[at] = np.minimum(made[at], of_prefix + step.ns)
+            again[at] = np.minimum(again[at], later + step.ns)
+        np.minimum.accumulate(again, axis=1, out=again)  # who holds more pays no more
+        return np.minimum.accumulate(made, axis=0), np.minimum.accumulate(again, axis=0)
 
 
 def _nothing(n_levels: int) -> tuple[Table, Table]:
-    return np.full(n_levels, NEVER), np.full((n_levels, n_levels), NEVER)
+    return np.full((n_levels, n_levels), NEVER), np.full((n_levels, n_levels), NEVER)
 
 
 def _forbid(table: Table, fits: Table) -> Table:

@@ -233,13 +233,13 @@ def _unit(most: int, entering: list[int]) -> int:
 
 
 def plans_of_chains(problem: Problem, merged: Merged) -> list[ChainPlans]:
-    """Plans for the merged core as a chain, in each way that it is one; the last has the lowest floor.
+    """Plans for the merged core as a chain, in each way that it is one; the last has the lowest peak.
 
-    Those with a floor above the budget are left out: to look at them takes time, and hardly ever finds any.
+    Those that need more than the budget are left out: to look at them takes time, and hardly ever finds any.
     """
     budget = problem.budget_bytes
     assert budget is not None
-    chains = (chain for chain in chains_of(merged.core, budget) if chain.floor_bytes <= budget)
+    chains = (chain for chain in chains_of(merged.core, budget) if chain.lowest_bytes <= budget)
     return [ChainPlans(problem, merged, chain) for chain in chains]
 
 

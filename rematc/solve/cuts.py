@@ -53,7 +53,7 @@ def cut(
         chain, needless, astray = _assigned(core, order, cuts, always, lent)
         if not needless and not astray:
             return chain
-        cuts = [cut for s, cut in enumerate(cuts) if s not in needless]
+        cuts = [there for s, there in enumerate(cuts) if s not in needless]
         always |= astray
         lent -= astray
 
@@ -87,11 +87,12 @@ def _cuts(
         if 0 < len(crossing) <= most:
             few.append((n, crossing))
     found, crossed = list[Cut](), set[int]()
-    for cut in sorted(few, key=lambda cut: len(cut[1])):
-        if crossed.isdisjoint(cut[1]):
-            found.append(cut)
-            crossed |= cut[1]
-    return [(0, NOTHING), *sorted(found, key=lambda cut: cut[0])[:: max(1, -(-len(found) // MOST))]]
+    for n, crossing in sorted(few, key=lambda few: len(few[1])):
+        if crossed.isdisjoint(crossing):
+            found.append((n, crossing))
+            crossed |= crossing
+    every = max(1, -(-len(found) // MOST))
+    return [(0, NOTHING), *sorted(found, key=lambda found: found[0])[::every]]
 
 
 def _assigned(

@@ -15,8 +15,8 @@ from rematc.solve.segments import Chain
 PARTS = (2, 4, 8, 16, 32, 64)  # of forward: a block that is read over more than one is kept
 FEW = 3  # a chain has at least as many segments
 WORTH = 0.9  # of what a chain needs: one that needs less than so much is taken, though it is less plain
-TIGHT = 0.75  # of the budget: a chain with a higher floor is taken only if there is no other
-HARDLY = 0.95  # of a floor: one higher than that is hardly lower
+TIGHT = 0.75  # of the budget: a chain with a higher lowest peak is taken only if there is no other
+HARDLY = 0.95  # of a peak: one higher than that is hardly lower
 LARGE = 64  # units of a segment
 MUCH = 0.2  # of what a chain needs is kept all over the graph: others are looked for
 CROSSING = (2, 4)  # blocks that may cross a cut, where one is not enough
@@ -28,22 +28,24 @@ def chains_of(core: Core, budget_bytes: float = math.inf) -> list[Chain]:
     """``core`` as a chain: that which needs least, if there are more than a few cuts.
 
     More blocks than one may cross a cut where, with single ones, much has to be kept all over the graph. If
-    that one's floor is too high for the budget, another comes last, of those with a lower one.
+    that one's lowest peak is too high for the budget, another comes last, of those with a lower one.
     """
     if not core.has_forward:
         return []
     forward = _order(core)
     ways = [_ways(core, forward, 1)]
-    best, limit = _least(ways), _limit(ways, core, budget_bytes)
-    if best and best.kept_bytes <= MUCH * best.needs_bytes and best.floor_bytes <= limit:
+    best, limit = _least(ways), _limit(_fine(ways), core, budget_bytes)
+    if best and best.kept_bytes <= MUCH * best.needs_bytes and best.lowest_bytes <= limit:
         return [best]
     last_read = _order_by_last_read(core)
     others = (last_read, 1), *product((forward, last_read), CROSSING)
     ways += [_ways(core, order, most) for order, most in others]
     best = _least(ways)
-    ways += [_ways(core, order, 1, lends=True) for order in (forward, last_read)]
-    limit = _limit(ways, core, budget_bytes)
-    frugal = _least(ways, limit) if best is None or best.floor_bytes > limit else None
+    if best and best.lowest_bytes <= _limit([], core, budget_bytes):
+        return [best]
+    fine = _fine([*ways, *(_ways(core, order, 1, lends=True) for order in (forward, last_read))])
+    limit = _limit(fine, core, budget_bytes)
+    frugal = _least(fine, limit) if best is None or best.lowest_bytes > limit else None
     return [chain for chain in (best, frugal) if chain]
 
 
@@ -55,7 +57,9 @@ def chain_of(core: Core, budget_bytes: float = math.inf) -> Chain | None:
 def single_chain_of(core: Core, budget_bytes: float = math.inf) -> Chain | None:
     """The same, where a single block crosses each cut, in the order of forward."""
     ways = [_ways(core, _order(core), 1)] if core.has_forward else []
-    return _least(ways, _limit(ways, core, budget_bytes))
+    if budget_bytes == math.inf:
+        return _least(ways)
+    return _least(_fine(ways), _limit(_fine(ways), core, budget_bytes))
 
 
 def _ways(core: Core, order: list[int], most: int, *, lends: bool = False) -> Ways:
@@ -71,28 +75,26 @@ def _ways(core: Core, order: list[int], most: int, *, lends: bool = False) -> Wa
     return tuple(map(chains, ([(span, NOTHING) for span in spans], *some)))
 
 
-def _limit(ways: Iterable[Ways], core: Core, budget_bytes: float) -> float:
-    """For the floors of chains: below it there is room enough, or hardly any is lower.
+def _fine(ways: Iterable[Ways]) -> list[Ways]:
+    """Those without a large segment: what is cheapest within it is not looked for."""
+    return [tuple([c for c in chains if c.largest <= LARGE] for chains in way) for way in ways]
 
-    Those with a large segment aside: what is cheapest within it is not looked for.
-    """
+
+def _limit(ways: Iterable[Ways], core: Core, budget_bytes: float) -> float:
+    """For the lowest peaks of chains: below it there is room enough, or hardly any is lower."""
     base = core.base_bytes
-    fine = (chain for way in ways for chains in way for chain in chains if chain.largest <= LARGE)
-    least = min((chain.floor_bytes - base for chain in fine), default=math.inf)
-    return base + max(TIGHT * (budget_bytes - base), least / HARDLY)
+    lowest = (chain.lowest_bytes - base for way in ways for chains in way for chain in chains)
+    return base + max(TIGHT * (budget_bytes - base), min(lowest, default=0) / HARDLY)
 
 
 def _least(ways: Iterable[Ways], limit: float = math.inf) -> Chain | None:
-    """The chain that needs least of those with a floor of ``limit`` at the most; what comes later, or
+    """The chain that needs least of those with a lowest peak of ``limit`` at the most; what comes later, or
     keeps a sum, has to be worth it.
     """
-
-    def is_possible(chain: Chain) -> bool:
-        return limit == math.inf or (chain.floor_bytes <= limit and chain.largest <= LARGE)
-
     best = None
     for way in ways:
-        plain, gathered, collected = (_least_needy(filter(is_possible, chains)) for chains in way)
+        possible = ((c for c in chains if c.lowest_bytes <= limit) for chains in way)
+        plain, gathered, collected = map(_least_needy, possible)
         best = _better(best, _least_needy(filter(None, (_better(plain, gathered), collected))))
     return best
 

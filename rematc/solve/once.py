@@ -14,14 +14,12 @@ from rematc.problem import Problem
 from rematc.solve.cutting import chain_of, single_chain_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Written, expand, restated
-from rematc.solve.merge import Merged, merge
-from rematc.solve.prefix import Prefixes
+from rematc.solve.merge import Merged
+from rematc.solve.prefix import LEVELS, Prefixes, with_more_small
 from rematc.solve.reduce import Core
 from rematc.solve.segments import Chain
 
-COARSER = 5, 20  # times the room: what counts as small is a part of that
-LEVELS = 128, 64
-SHARE = 0.3  # of the time left
+SHARE = 0.36  # of the time left
 TRIES = 4  # what is rounded, and what a prefix takes while it is asked, can break the budget by a little
 
 
@@ -65,9 +63,7 @@ def asked_once(problem: Problem, merged: Merged, deadline: Deadline) -> Written 
 def _tables(problem: Problem, merged: Merged, limit: Deadline) -> Iterator[_Tables]:
     """Those for which there is time, the closest first."""
     assert problem.budget_bytes is not None
-    room = problem.budget_bytes - problem.base_bytes
-    for most in (0, *COARSER):
-        core = merge(merged.full, most * room) if most else merged
+    for core in with_more_small(merged, problem.budget_bytes):
         chain = _single_chain(core.core, problem.budget_bytes)
         if chain is None:
             continue

@@ -6,14 +6,16 @@ which it holds least. Look at it then alone, and take all that it runs between t
 in which no memory is counted: whatever a plan does, the runs of the prefix take at least
 
     back[b]         holding b to the end, to go back over it
-    made[b]         holding b, to make what leaves it once
-    again[b, c]     holding b, to make that once, then holding c, to go back
+    made[b, c]      holding b, to make what leaves it once, then holding c
+    again[b, c]     the same, and then to go back
 
 with bytes in levels, rounded down. If it is asked n > 1 times, holding b, then c, ..., and d at last, they
 take at least
 
-    made[b] + what follows, from c on, for itself
+    made[b, c] + what follows, from c on, for itself
     again[b, d] + (n - 1) * the unit that makes what leaves: all in one step, it would run once
+
+whichever is more, and so does what follows.
 
 A prefix's own runs are counted from one of its own least moments to the next, so nothing is counted twice.
 From the tables of a prefix follow those of the next one (`back`): in the stages of the segment in between,
@@ -24,6 +26,7 @@ however often. After rotor's recursion (Beaumont et al. 2019), turned around to 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -34,21 +37,22 @@ from rematc.solve.back import Back, back_over
 from rematc.solve.clock import spend
 from rematc.solve.cutting import single_chain_of
 from rematc.solve.deadline import Deadline
-from rematc.solve.expand import Draft, Written, excesses, expand
+from rematc.solve.expand import Draft, Written, excesses, expand, restated
 from rematc.solve.improve import Starts, mended
-from rematc.solve.merge import Merged
+from rematc.solve.merge import Merged, merge
 from rematc.solve.part import Numbers, Part
 from rematc.solve.refine import Refined
 from rematc.solve.segments import Chain
 from rematc.solve.spans import tightest
 from rematc.solve.unfold import drafts
 
-LEVELS = 128  # of bytes that are told apart
+LEVELS = 128, 64  # of bytes that are told apart
 FINEST = 64  # parts of a block that a level may be
-LOST = 0.03  # of all bytes: so much may be lost as they are rounded down
-MOST = 8  # blocks of a segment: there are 256 sets of them
+LEFT_OUT, LOST = 0.5, 0.03  # so much may not count of the room, and of all bytes, as they are rounded down
+COARSER = 5, 20  # times the room: what counts as small is a part of that
 WORK = 5e9  # entries of tables to look at, all together
-SPEED, PLAN_SPEED = 5e8, 1.2e9  # of them a second, at the least: for a bound, and for a plan
+SECOND = 0.004  # of the room may be left out if that saves a second
+SPEED, PLAN_SPEED = 9e8, 1.2e9  # of them a second, at the least: for a bound, and for a plan
 KEPT = 4e7  # entries of tables: 320 MB
 EXACT = 1 << 24  # whole numbers up to it are exact as float32, and costs are told as such
 FORWARDS = 8  # times what all units take: such a cost is told as `EXACT`, and a larger one, too
@@ -69,12 +73,12 @@ class Prefixes:
         merged: Merged,
         chain: Chain,
         budget_bytes: int,
-        n_levels: int = LEVELS,
+        n_levels: int = LEVELS[0],
         *,
         for_plan: bool = False,
     ) -> None:
         core = chain.core
-        self.core, self.chain, self.ways = core, chain, list[Back]()
+        self.merged, self.core, self.chain, self.ways = merged, core, chain, list[Back]()
         self.is_known = False
         room = budget_bytes - min(stage.before_bytes for stage in core.stages)
         size = _level_bytes(core.block_bytes, room, n_levels)
@@ -82,7 +86,8 @@ class Prefixes:
         self.quantum = -(-FORWARDS * every_ns // EXACT) or 1  # nanoseconds
         numbers = Numbers(budget_bytes, size, 1 + max(0, room) // size, self.quantum, for_plan)
         self.parts = [Part(merged, chain, s, numbers) for s in range(len(chain.segments))]
-        self.is_coarse = sum(b % size for b in core.block_bytes) > LOST * sum(core.block_bytes)
+        self.rounding = sum(b % size for b in core.block_bytes) / max(1, sum(core.block_bytes))
+        self.free = (merged.small_bytes + chain.kept_bytes) / max(1, room)
         self.looks, self.entries = map(sum, zip(*(part.work() for part in self.parts), strict=True))
         self.speed = PLAN_SPEED if for_plan else SPEED
 
@@ -99,7 +104,7 @@ class Prefixes:
     @property
     def are_close(self) -> bool:
         """Do they say enough for a bound?"""
-        return not self.is_coarse and all(len(part.blocks) <= MOST for part in self.parts)
+        return self.free <= LEFT_OUT and self.rounding <= LOST
 
     def least_ns(self, deadline: Deadline) -> int:
         """No plan costs less, or that of `drafts` costs it; 0 if there is no time to find out."""
@@ -123,20 +128,37 @@ class Prefixes:
             yield from drafts(self.core, self.chain, self.ways)
 
 
-def prefixes_of(merged: Merged, budget_bytes: int) -> Prefixes | None:
-    """Those of ``merged`` for plans within ``budget_bytes``; None if it is no chain, or they are too many."""
-    chain = single_chain_of(merged.core)
-    found = chain and Prefixes(merged, chain, budget_bytes)
-    return found if found and found.are_few and found.are_close else None
+def prefixes_of(
+    merged: Merged, budget_bytes: int, limit_s: float = math.inf, *, coarser: bool = True
+) -> Prefixes | None:
+    """Those that say most of plans within ``budget_bytes``, with more or fewer levels: of ``merged`` or, if
+    ``coarser``, with more blocks that count as small. None if it is no chain, or they are too many.
+    """
+    cores = with_more_small(merged, budget_bytes) if coarser else [merged]
+    chains = ((core, single_chain_of(core.core)) for core in cores)
+    found = (Prefixes(core, chain, budget_bytes, n) for core, chain in chains if chain for n in LEVELS)
+    possible = (p for p in found if p.are_few and p.are_close and p.work_s <= limit_s)
+    return min(possible, key=lambda p: p.free + p.rounding + SECOND * p.work_s, default=None)
 
 
-def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -> Starts | None:
+def with_more_small(merged: Merged, budget_bytes: int) -> Iterator[Merged]:
+    """``merged``, and the same with more blocks that count as small, if there are any."""
+    yield merged
+    for most in COARSER:
+        coarser = merge(merged.full, most * (budget_bytes - merged.core.base_bytes))
+        if coarser.small_bytes > merged.small_bytes:
+            yield coarser
+
+
+def from_prefixes(
+    problem: Problem, merged: Merged, gap: float, deadline: Deadline, *, coarser: bool = True
+) -> Starts | None:
     """The bound, and plans within the budget that are like those that it is of, if there are any.
 
-    None if ``merged`` is no chain of segments with few blocks.
+    None if ``merged`` is no chain of segments with few blocks, nor is it if ``coarser``.
     """
     assert problem.budget_bytes is not None
-    prefixes = prefixes_of(merged, problem.budget_bytes)
+    prefixes = prefixes_of(merged, problem.budget_bytes, deadline.left(), coarser=coarser)
     if prefixes is None:
         return None
     bound_ns, plans = prefixes.least_ns(deadline), list[Written]()
@@ -144,7 +166,7 @@ def from_prefixes(problem: Problem, merged: Merged, gap: float, deadline: Deadli
     for draft in prefixes.drafts():
         if limit.left() < 0:
             break
-        written = expand(problem, merged, draft)
+        written = restated(problem, merged, expand(problem, prefixes.merged, draft))
         if written.plan.cost_ns > HOPELESS * bound_ns:
             continue
         over = len(list(excesses(problem, written)))

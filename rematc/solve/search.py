@@ -146,7 +146,7 @@ class Search:
         written = expand(self.problem, self.merged, decode(f, result.values))
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), self.bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= self.budget_bytes
-        is_hopeless = not result.finished and self._is_hopeless(written)
+        is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * self.bound
         if fits:
             if self._is_cheap(written, self.bound):  # whatever the improver has found by now
                 self.best = self.before
@@ -171,16 +171,22 @@ class Search:
 
     def _told_by_prefixes(self) -> bool:
         """What the prefixes of a chain say, once each: a bound, and plans. True if those are cheap enough."""
-        if (self.is_far or self.is_hard) and not self.is_counted:
-            self.is_counted = True
-            found = from_prefixes(self.problem, self.merged, self.gap, self.deadline)
+        is_slow = self.is_hard or self._is_slow(SOON)
+        if is_slow and not self._reached():
+            self._offer(self.asked_once(self.end))
+        if (self.is_far or is_slow) and not (self.is_counted or self._reached()):
+            limit = Deadline.after(SHARE * self.end.left())
+            found = from_prefixes(self.problem, self.merged, self.gap, limit, coarser=is_slow)
+            self.is_counted = is_slow or found is not None
             self.bound = max(self.bound, found.bound_ns if found else 0)
             for written in found.plans if found else ():
                 self._offer(written)
-        if (self.is_hard or self._is_slow(SOON)) and not (self.is_asked or self._reached()):
-            self.is_asked = True
-            self._offer(asked_once(self.problem, self.merged, self.deadline))
         return self._reached()
+
+    def asked_once(self, deadline: Deadline) -> Written | None:
+        """What `once` finds, the first time; then None."""
+        is_first, self.is_asked = not self.is_asked, True
+        return asked_once(self.problem, self.merged, deadline) if is_first else None
 
     def _tight(self, f: Formulation, limit: Deadline) -> Program:
         """``f`` with its cuts."""
@@ -272,9 +278,6 @@ class Search:
 
     def _is_cheap(self, found: Written | None, bound: int) -> bool:
         return found is not None and found.plan.cost_ns <= (1 + self.gap) * bound
-
-    def _is_hopeless(self, found: Written) -> bool:
-        return found.plan.cost_ns > HOPELESS * self.bound
 
     def _improve(self, until: Deadline) -> None:
         """Steps of the improver."""

@@ -2,7 +2,8 @@
 
 A segment's units read the blocks that cross into it, its own, and those that are *always* kept, because they
 are read all over the graph (masks, position tables, an encoder's result) or made from all over it (a sum of
-what each layer adds), can't be made twice, or are read in backward far from the segment's other blocks.
+what each layer adds), can't be made twice, or are read in backward far from the segment's other blocks. The
+last may be *lent* instead: kept until then only, and made again by their segment after that.
 """
 
 from __future__ import annotations
@@ -51,10 +52,9 @@ class Chain:
         return self.kept_bytes + max(made)
 
     @cached_property
-    def floor_bytes(self) -> int:
-        """The most that an op of backward needs beside what is always kept by then, or lent.
-
-        Not exact: a plan may free some of that sooner.
+    def lowest_bytes(self) -> int:
+        """An estimate of the lowest peak: the most that an op of backward needs beside what is always kept by
+        then, or lent. A plan may free some of that sooner.
         """
         size, stages = self.core.block_bytes, self.core.stages
         own = ({*stage.reads} - self.there(t) - self.core.held for t, stage in enumerate(stages))

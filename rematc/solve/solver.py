@@ -168,7 +168,7 @@ def _solve_large(
     def starts() -> Starts:
         nearest = None if searching.best else searching.nearest
         like = like_known(problem, merged, known, options.gap, end) if known else None
-        return first_plans(problem, merged, little, options.gap, end, nearest, like)
+        return first_plans(problem, merged, little, options.gap, end, nearest, like, searching.asked_once)
 
     improver = Improver(problem, starts)
     searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -18,7 +18,7 @@ from rematc.solve.refine import Refined
 from rematc.solve.reversal import reversal
 from rematc.solve.spans import tightest
 
-LIKE = 0.25  # of the time left, to evict, and to mend what breaks the budget
+LIKE = 0.25  # of the time left, to evict, to mend what breaks the budget, and for what `once` finds
 FEW = 10  # ops of a plan that are over the budget: it can be mended soon
 NEARBY = 2  # sizes of what is decided anew of a plan that is known: where more has to be, it is no help
 FINER = 2, 4  # parts of what counts as little
@@ -34,6 +34,7 @@ def first_plans(
     deadline: Deadline,
     nearest: Written | None = None,
     like: Written | None = None,
+    once: Callable[[Deadline], Written | None] = lambda deadline: None,
 ) -> Starts:
     """The plans within the budget that need no MILP of the whole, and ``like``.
 
@@ -56,6 +57,8 @@ def first_plans(
     finer = (little // part for part in FINER)  # what is saved as small can be too much, or too little
     while _are_dear(problem, merged, found) and (small := next(finer, None)) is not None:
         found.append(chained(problem, merge(merged.full, small)))
+    if _are_dear(problem, merged, found):
+        found.append(once(Deadline.after(LIKE * deadline.left())))
     costs = [written.plan.cost_ns for written in found if written]
     near = [written for written in found if written and written.plan.cost_ns <= HOPELESS * min(costs)]
     return Starts(near, bound_ns, greedy)
