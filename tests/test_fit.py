@@ -280,20 +280,23 @@ def test_a_given_plan_is_taken_if_its_code_fits_and_else_another_is_looked_for()
     assert found.plan.peak_bytes == exceeds(found.plan) <= problem.budget_bytes
 
 
-def test_code_that_needs_no_less_for_less_is_not_answered_by_the_lowest_peak() -> None:
+@pytest.mark.parametrize(("share", "least"), [(0.1, 0.0), (0.2, 0.1), (0.4, 0.25)])
+def test_code_that_needs_no_less_for_less_is_not_answered_by_the_lowest_peak(
+    share: float, least: float
+) -> None:
     """A kernel that Inductor fused needed the same in each round, and the step took ten forward passes."""
     problem = graphs.chain(24)
     with pytest.raises(BudgetError) as refused:
         solve(problem.with_budget(1), OPTIONS)
     floor, free = refused.value.minimum_bytes, save_all(problem).peak_bytes
     limited = problem.with_budget((floor + free) // 2)
-    edge, seen = (3 * floor + free) // 4, list[int]()
+    edge, seen = floor + int(share * (free - floor)), list[int]()
 
     def code(plan: Plan) -> int:
         seen.append(simulate(problem, plan).peak_bytes)
         return seen[-1] if seen[-1] <= edge else (limited.budget_bytes or 0) + 1
 
     found = fit(limited, OPTIONS, code)
-    assert floor < found.plan.peak_bytes <= edge < max(seen)
+    assert floor + least * (free - floor) < found.plan.peak_bytes <= edge < max(seen)
     assert found.plan.cost_ns < solve(problem.with_budget(floor), OPTIONS).cost_ns
     assert len(seen) <= 5

@@ -226,10 +226,12 @@ def test_a_resnet_is_solved_within_a_percent(times: float) -> None:
     assert plan.gap <= 0.01 and plan.cost_ns > 0
 
 
-def test_what_a_prefix_holds_between_two_times_that_it_is_asked_counts() -> None:
-    """Each time on its own, with nothing held from one to the next, said 0.724 forward passes of a DiT."""
-    problem, floor = corpus.load("dit"), 655_061_504  # above what is resident
-    limited = problem.with_budget(problem.base_bytes + int(1.25 * floor))
+@pytest.mark.parametrize(("times", "forwards"), [(1.1, 0.796), (1.25, 0.748), (1.5, 0.693)])
+def test_what_a_prefix_holds_between_two_times_that_it_is_asked_counts(times: float, forwards: float) -> None:
+    """Each time on its own, with nothing held from one to the next, said 0.768, 0.724 and 0.668."""
+    problem, room = corpus.load("dit"), int(times * 655_061_504)  # of the smallest above resident
+    limited = problem.with_budget(problem.base_bytes + room)
     limited = reordered(limited, best_order(limited))
-    found = prefixes_of(merge(reduce(limited), int(1.25 * floor)), limited.budget_bytes or 0)
-    assert found and found.least_ns(Deadline.after(60)) >= 0.74 * problem.forward_ns
+    found = prefixes_of(merge(reduce(limited), room), limited.budget_bytes or 0)
+    assert found and found.merged.small_bytes > 10**6  # with few small blocks nearly all is always kept
+    assert found.least_ns(Deadline.after(60)) >= forwards * problem.forward_ns

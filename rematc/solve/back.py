@@ -128,8 +128,7 @@ class Back:
         if part.for_plan:
             return is_changed
         again = np.where(part.bytes[after, None] <= room, self.mid[after] + np.float32(part.ask), NEVER)
-        later = np.where(part.fits(part.bytes[after], self.now, room), self._asked(after), NEVER)
-        first = (prefix.made[np.ix_(self.now, self.now)] + later[:, None]).min(axis=2)
+        first = (prefix.made[np.ix_(self.now, self.now)] + self._asked(after)[:, None]).min(axis=2)
         is_changed |= _lower(self.mid, before, np.where(at_all, np.minimum(last, again), NEVER))
         is_changed |= _lower(self.apart, before, np.where(now, first, NEVER))
         return is_changed | _lower(self.more, before, np.where(now[:, :, None], again[:, None], NEVER))
