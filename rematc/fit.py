@@ -55,7 +55,7 @@ def fit(
         return Fitted(found.problem, _noted(found.plan))
     best: Fitted | None = None
     last: Fitted | None = None
-    learned, solver = problem, _Solver(options)
+    tried, learned, solver = problem, problem, _Solver(options)
     plan: Plan | None = None
     for _ in range(ROUNDS):
         try:
@@ -67,16 +67,16 @@ def fit(
         else:
             if best and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
                 break
-            found = _lowered(learned, plan, peak_of_code)
+            found, tried = _lowered(learned, plan, peak_of_code), learned
             best = found if _fits(found) else best
         if (_fits(found) and _is_full(found)) or found.problem == learned:
             break
         if not best and last and found.plan.peak_bytes >= last.plan.peak_bytes:
             break  # it needs too much in a place where the graph says nothing of it
-        learned, last = found.problem, found
+        last, learned = found, found.problem
     if best is None:
         floor = _lowest(problem, solver)
-        best = last and _between(problem, floor, last, peak_of_code, solver)
+        best = _between(problem, floor, tried, peak_of_code, solver)
         best = best or _smallest(problem, peak_of_code, floor, solver)
     return Fitted(best.problem, solver.accounted(best.plan, options.gap))
 
@@ -148,21 +148,20 @@ def _is_full(found: Fitted) -> bool:
 
 
 def _between(
-    problem: Problem, floor: Plan, last: Fitted, peak_of_code: PeakOfCode, solver: _Solver
+    problem: Problem, floor: Plan, tried: Problem, peak_of_code: PeakOfCode, solver: _Solver
 ) -> Fitted | None:
-    """The cheapest plan with code that fits, of some that need less than that of ``last`` by the graph.
+    """The cheapest plan with code that fits, of some that need less by the graph than that for ``tried``.
 
     They are between it and the lowest peak, by halves. What the code needs can fall all at once.
     """
     assert problem.budget_bytes is not None
     best: Fitted | None = None
-    more = last.problem.lowering_bytes - problem.lowering_bytes
-    low, high = floor.peak_bytes, problem.budget_bytes - more
+    low, high = floor.peak_bytes, problem.budget_bytes + problem.lowering_bytes - tried.lowering_bytes
     for _ in range(HALVES):
         middle = (low + high) // 2
-        tried = replace(problem, lowering_bytes=problem.lowering_bytes + problem.budget_bytes - middle)
+        less = replace(problem, lowering_bytes=problem.lowering_bytes + problem.budget_bytes - middle)
         try:
-            found = _lowered(tried, solver.solved(tried), peak_of_code)
+            found = _lowered(less, solver.solved(less), peak_of_code)
         except BudgetError:
             break
         if _fits(found):
