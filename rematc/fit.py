@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,14 +55,14 @@ def fit(
     if given is not None and _fits(found := _lowered(problem, judged(problem, given), peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     best: Fitted | None = None
-    last: Fitted | None = None
-    tried, learned, solver = problem, problem, _Solver(options)
+    learned, solver, needed = problem, _Solver(options), math.inf
+    tried: Problem | None = None
     plan: Plan | None = None
     for _ in range(ROUNDS):
         try:
             plan = solver.solved(learned, plan)
         except BudgetError as e:
-            if best or last:
+            if best or tried:
                 break
             found = best = _smallest(problem, peak_of_code, e.plan, solver)
         else:
@@ -71,10 +72,11 @@ def fit(
             best = found if _fits(found) else best
         if (_fits(found) and _is_full(found)) or found.problem == learned:
             break
-        if not best and last and found.plan.peak_bytes >= last.plan.peak_bytes:
+        if not best and found.plan.peak_bytes >= needed:
             break  # it needs too much in a place where the graph says nothing of it
-        last, learned = found, found.problem
+        learned, needed = found.problem, found.plan.peak_bytes
     if best is None:
+        assert tried
         floor = _lowest(problem, solver)
         best = _between(problem, floor, tried, peak_of_code, solver)
         best = best or _smallest(problem, peak_of_code, floor, solver)

@@ -155,7 +155,7 @@ def from_prefixes(
 ) -> Starts | None:
     """The bound, and plans within the budget that are like those that it is of, if there are any.
 
-    None if ``merged`` is no chain of segments with few blocks, nor is it if ``coarser``.
+    None if there are no `prefixes_of` ``merged`` for which there is time.
     """
     assert problem.budget_bytes is not None
     prefixes = prefixes_of(merged, problem.budget_bytes, deadline.left(), coarser=coarser)
