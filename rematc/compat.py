@@ -552,6 +552,12 @@ def scheduled(lowering: Any) -> list[Any]:
     return list(lowering.scheduler.nodes)
 
 
+def origins_of_buffers(lowering: Any) -> dict[str, list[fx.Node]]:
+    """For `lowered`, once its code is written: the FX nodes that each buffer is computed from."""
+    parts = [n for kernel in lowering.scheduler.nodes for n in kernel.get_nodes() if n.node is not None]
+    return {name: list(n.node.origins) for n in parts for name in n.get_buffer_names()}
+
+
 @functools.cache  # it tells of each block that there is
 def has_expandable_segments() -> bool:
     """Does CUDA's allocator grow its segments, as PYTORCH_CUDA_ALLOC_CONF may ask for?"""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rematc.errors import BudgetError
+from rematc.learn import OpNeed, learned
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -20,7 +21,7 @@ from rematc.solve.clock import counted
 log = logging.getLogger(__name__)
 
 ROUNDS = 4
-HALVES = 2  # of the way from a plan with code that does not fit to that of the lowest peak
+HALVES = 2  # of the way from the budget to the lowest peak, where no round has code that fits
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
 WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
 LONG = 3  # times the ops of the cheapest plan that is as low: it takes as long to lower
@@ -30,6 +31,8 @@ LEAST_S = 1.0  # with less the solver finds a plan far too dear
 NOTE = "the bound is for what the compiler fuses here, and for the difference of its code to the graph"
 
 PeakOfCode = Callable[[Plan], int]  # what a plan's code needs, resident included
+
+NeedsOfOps = Callable[[Plan], Mapping[int, OpNeed]]  # of the ops of a plan's code, as far as known
 
 
 @dataclass(frozen=True)
@@ -41,46 +44,129 @@ class Fitted:
 
 
 def fit(
-    problem: Problem, options: SolveOptions, peak_of_code: PeakOfCode, given: Plan | None = None
+    problem: Problem,
+    options: SolveOptions,
+    peak_of_code: PeakOfCode,
+    given: Plan | None = None,
+    needs_of_ops: NeedsOfOps = lambda plan: {},
 ) -> Fitted:
     """The cheapest plan found whose lowered code stays within the budget.
 
-    The solver counts what the graph says, the code needs more (an order that the compiler changed) or less
-    (what is done in place). The difference at one plan is taken for that of the next, lowered in turn; where
-    the code of the next needs no less, plans that need far less by the graph are tried. The bound is the
-    lowest of all rounds: it holds for each difference that was met. Raises `BudgetError`,
-    with the smallest budget that is accepted, where no code fits. A plan that is ``given`` is tried first,
-    and taken if its code fits.
+    The solver counts what the graph says, the code needs more (copies that a kernel makes, an order that the
+    compiler changed) or less (what is done in place). What is `learned` of it from one plan is said of the
+    next, which is lowered in turn. The bound is the lowest of all rounds: it holds for each difference that
+    was met. Raises `BudgetError`, with the smallest budget that is accepted, where no code fits. A plan that
+    is ``given`` is tried first, and taken if its code fits.
     """
     if given is not None and _fits(found := _lowered(problem, judged(problem, given), peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
-    best: Fitted | None = None
-    learned, solver, needed = problem, _Solver(options), math.inf
-    tried: Problem | None = None
-    plan: Plan | None = None
+    rounds = _Rounds(problem, peak_of_code, needs_of_ops, _Solver(options))
     for _ in range(ROUNDS):
-        try:
-            plan = solver.solved(learned, plan)
-        except BudgetError as e:
-            if best or tried:
-                break
-            found = best = _smallest(problem, peak_of_code, e.plan, solver)
-        else:
-            if best and plan.cost_ns > (1 - WORTH) * best.plan.cost_ns:
-                break
-            found, tried = _lowered(learned, plan, peak_of_code), learned
-            best = found if _fits(found) else best
-        if (_fits(found) and _is_full(found)) or found.problem == learned:
+        if not rounds.another():
             break
-        if not best and found.plan.peak_bytes >= needed:
-            break  # it needs too much in a place where the graph says nothing of it
-        learned, needed = found.problem, found.plan.peak_bytes
-    if best is None:
-        assert tried
-        floor = _lowest(problem, solver)
-        best = _between(problem, floor, tried, peak_of_code, solver)
-        best = best or _smallest(problem, peak_of_code, floor, solver)
-    return Fitted(best.problem, solver.accounted(best.plan, options.gap))
+    best = rounds.best or rounds.between() or rounds.smallest()
+    return Fitted(best.problem, rounds.solver.accounted(best.plan, options.gap))
+
+
+class _Rounds:
+    """What was learned of ``problem`` by now: ``known``, and the ``best`` plan whose code fits.
+
+    ``floor`` is a plan that the graph has no lower one than, once one was looked for; ``lowest`` is, of all
+    whose code is known, one as low by the graph, of which the code needs least.
+    """
+
+    def __init__(
+        self, problem: Problem, peak_of_code: PeakOfCode, needs_of_ops: NeedsOfOps, solver: _Solver
+    ) -> None:
+        self.problem, self.known, self.solver = problem, problem, solver
+        self.peak_of_code, self.needs_of_ops = peak_of_code, needs_of_ops
+        self.plan: Plan | None = None  # of the round before
+        self.best: Fitted | None = None
+        self.lowest: Fitted | None = None
+        self.floor: Plan | None = None
+        self.needed: float = math.inf  # by the code of the round before
+
+    def another(self) -> bool:
+        """Solve, lower and learn; False if another round is for nothing."""
+        try:
+            plan = self.plan = self.solver.solved(self.known, self.plan)
+        except BudgetError as e:
+            if self.best:
+                return False
+            self.floor, before = e.plan, self.lowest
+            found = self.lowest = self._lowest(e.plan)
+            if before and not _fits(found) and found.plan.peak_bytes >= before.plan.peak_bytes:
+                self.lowest = before
+                return False
+            self.plan = found.plan
+        else:
+            if self.best and plan.cost_ns > (1 - WORTH) * self.best.plan.cost_ns:
+                return False
+            found = self._lowered(plan)
+        if _fits(found):
+            self.best = found
+        return not (_fits(found) and _is_full(found)) and self._learn(found.plan)
+
+    def _learn(self, plan: Plan) -> bool:
+        """Is there anything new to go by? Not if the code needs no less for less, and nobody knows where."""
+        before, needed = self.known, self.needed
+        self.known = learned(self.problem, before, plan, self.needs_of_ops(plan), plan.peak_bytes)
+        self.needed = plan.peak_bytes
+        if self.known.costs != before.costs:
+            return True
+        return self.known != before and (self.best is not None or plan.peak_bytes < needed)
+
+    def _lowered(self, plan: Plan) -> Fitted:
+        return _lowered(self.known, judged(self.known, plan), self.peak_of_code)
+
+    def _lowest(self, floor: Plan) -> Fitted:
+        """Of ``floor``, the plan of the lowest peak, and the cheapest as low, the cheaper one whose code fits.
+
+        If neither fits, that whose code needs less. ``floor`` is not lowered where it is `LONG`, as it is if
+        it makes all anew for each op.
+        """
+        cheapest = floor
+        with suppress(BudgetError):  # the clock may end this search before it has found as much
+            cheapest = self.solver.solved(self.known.with_budget(floor.peak_bytes), floor)
+        lowest = self._lowered(cheapest)
+        is_other = cheapest.cost_ns < floor.cost_ns and len(floor.backward) <= LONG * len(cheapest.backward)
+        if is_other and not _fits(lowest):
+            lowest = min(lowest, self._lowered(floor), key=lambda f: f.plan.peak_bytes)
+        return lowest
+
+    def _lowest_by_graph(self) -> Plan:
+        if self.floor is None:
+            try:
+                self.floor = self.solver.solved(self.known.with_budget(1))
+            except BudgetError as e:
+                self.floor = e.plan
+        return self.floor
+
+    def between(self) -> Fitted | None:
+        """The cheapest plan whose code fits, of some between the budget and the lowest peak, by halves."""
+        assert self.problem.budget_bytes is not None
+        best: Fitted | None = None
+        low, high = self._lowest_by_graph().peak_bytes, self.problem.budget_bytes
+        for _ in range(HALVES if low < high else 0):
+            middle = (low + high) // 2
+            try:
+                found = self._lowered(self.solver.solved(self.known.with_budget(middle)))
+            except BudgetError:
+                break
+            if _fits(found):
+                low, best = middle, min(best or found, found, key=lambda f: f.plan.cost_ns)
+            else:
+                high = middle
+        return best
+
+    def smallest(self) -> Fitted:
+        """The plan whose code needs least by now, if it fits, else `BudgetError`."""
+        floor = self._lowest_by_graph()
+        found = self.lowest or self._lowest(floor)
+        if _fits(found):
+            return found
+        told = replace(found.plan, notes=tuple(dict.fromkeys((*found.plan.notes, *floor.notes))))
+        raise refusal(found.problem, told, bound_bytes=0) from None
 
 
 @dataclass
@@ -147,55 +233,3 @@ def _is_full(found: Fitted) -> bool:
         return True
     assert found.problem.budget_bytes is not None
     return found.problem.budget_bytes - found.plan.peak_bytes <= SLACK * budget
-
-
-def _between(
-    problem: Problem, floor: Plan, tried: Problem, peak_of_code: PeakOfCode, solver: _Solver
-) -> Fitted | None:
-    """The cheapest plan with code that fits, of some that need less by the graph than that for ``tried``.
-
-    They are between it and the lowest peak, by halves. What the code needs can fall all at once.
-    """
-    assert problem.budget_bytes is not None
-    best: Fitted | None = None
-    low, high = floor.peak_bytes, problem.budget_bytes + problem.lowering_bytes - tried.lowering_bytes
-    for _ in range(HALVES):
-        middle = (low + high) // 2
-        less = replace(problem, lowering_bytes=problem.lowering_bytes + problem.budget_bytes - middle)
-        try:
-            found = _lowered(less, solver.solved(less), peak_of_code)
-        except BudgetError:
-            break
-        if _fits(found):
-            low, best = middle, min(best or found, found, key=lambda f: f.plan.cost_ns)
-        else:
-            high = middle
-    return best
-
-
-def _smallest(problem: Problem, peak_of_code: PeakOfCode, floor: Plan, solver: _Solver) -> Fitted:
-    """The plan of the lowest peak that the graph has, or the cheapest as low, whose code may need less.
-
-    The cheaper one of those whose code fits; else `BudgetError`. ``floor``: the plan of the lowest peak. It
-    is not lowered where it is `LONG`, as it is if it makes all anew for each op.
-    """
-    cheapest = floor
-    with suppress(BudgetError):  # the clock may end this search before it has found as much
-        cheapest = solver.solved(problem.with_budget(floor.peak_bytes), floor)
-    lowest = _lowered(problem, judged(problem, cheapest), peak_of_code)
-    is_other = cheapest.cost_ns < floor.cost_ns and len(floor.backward) <= LONG * len(cheapest.backward)
-    if is_other and not _fits(lowest):
-        other = _lowered(problem, judged(problem, floor), peak_of_code)
-        lowest = min(lowest, other, key=lambda f: f.plan.peak_bytes)
-    if _fits(lowest):
-        return lowest
-    told = replace(lowest.plan, notes=tuple(dict.fromkeys((*lowest.plan.notes, *floor.notes))))
-    raise refusal(lowest.problem, told, bound_bytes=0) from None
-
-
-def _lowest(problem: Problem, solver: _Solver) -> Plan:
-    try:
-        return solver.solved(problem.with_budget(1))
-    except BudgetError as e:
-        plan: Plan = e.plan
-        return plan

@@ -69,10 +69,10 @@ def as_planned(module: fx.GraphModule) -> AbstractContextManager[None]:
     said = repr(
         (__version__, LOWERING, [(n.meta.get(STEP), compat.is_written_out(n)) for n in module.graph.nodes])
     )
-    return compat.scheduling(_place, hashlib.sha256(said.encode()).hexdigest())
+    return compat.scheduling(place_of, hashlib.sha256(said.encode()).hexdigest())
 
 
-def _place(nodes: list[fx.Node]) -> Place:
+def place_of(nodes: list[fx.Node]) -> Place:
     """The place of the last step of the plan among ``nodes``."""
     return max(map(_place_of, nodes), default=NOWHERE)
 
@@ -80,7 +80,7 @@ def _place(nodes: list[fx.Node]) -> Place:
 def _place_of(node: fx.Node) -> Place:
     """The place of an FX node; one that Inductor put in for others waits for all that it reads."""
     if STEP not in node.meta:
-        node.meta[STEP] = _place(node.all_input_nodes)
+        node.meta[STEP] = place_of(node.all_input_nodes)
     place: Place = node.meta[STEP]
     return place
 

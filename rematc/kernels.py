@@ -6,7 +6,7 @@ computes everything between two ready-made kernels at once, other code what is f
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
 from rematc.graph import Graph
 from rematc.plan import Plan
@@ -36,10 +36,10 @@ def parted(
     for position, (step, live_bytes) in enumerate(zip(profile.steps, profile.live_bytes, strict=True)):
         if step.op in problem.graph.views:
             continue
-        made_bytes = sum(_made(problem.graph, step.op))
+        new_bytes = made_bytes(problem.graph, step.op)
         together = None if at_once[step.op] is None else (step.phase, at_once[step.op])
         if together is not None and together == last:
-            alive_bytes += made_bytes
+            alive_bytes += new_bytes
             if alive_bytes <= limit_bytes:
                 continue
             found.add(position)
@@ -47,9 +47,8 @@ def parted(
     return frozenset(found)
 
 
-def _made(graph: Graph, op: int) -> Iterator[int]:
-    """Bytes of each storage that ``op`` makes."""
-    storage = [value.storage for value in graph.values]
-    known = {storage[v] for v in graph.ops[op].inputs} | graph.resident
-    for s in {storage[v] for v in graph.ops[op].outputs} - known:
-        yield graph.storage_bytes[s]
+def made_bytes(graph: Graph, op: int) -> int:
+    """Bytes of the storages that ``op`` makes."""
+    ends = graph.ops[op].inputs, graph.ops[op].outputs
+    read, made = ({graph.values[v].storage for v in values} for values in ends)
+    return sum(graph.storage_bytes[s] for s in made - read - graph.resident)

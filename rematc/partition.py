@@ -151,7 +151,7 @@ def _fitted(
         if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
             known = min_cut(problem)
             known = gathered_again(problem, known) if shared(problem.graph) else known
-        fitted = fit(problem, options, peak, known)
+        fitted = fit(problem, options, peak, known, peak.of_ops)
         return fitted.problem, fitted.plan
     plan = judged(problem, known) if known else solve(problem, options)
     validate(problem, plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -15,12 +15,13 @@ from rematc import compat
 from rematc.capture import Capture, is_symbolic
 from rematc.costs import Call, Taken, is_ready_made
 from rematc.garbage import garbage_waits
-from rematc.inductor import as_planned, computes, inputs_of
+from rematc.inductor import as_planned, computes, inputs_of, place_of
 from rematc.kernels import parted
+from rematc.learn import OpNeed
 from rematc.passes import split
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.rehearse import Rehearsal
+from rematc.rehearse import Batch, Rehearsal
 from rematc.schedule import one_of_each_storage
 from rematc.share import Footprint
 from rematc.simulate import simulate
@@ -30,6 +31,14 @@ from rematc.versions import holds_tangents
 
 T = TypeVar("T")
 Modules = tuple[fx.GraphModule, fx.GraphModule]
+AtOnce = tuple[list[int], int]  # steps that run at once, and the bytes above resident meanwhile
+
+
+class Code(NamedTuple):
+    """What Inductor writes, and the step of the plan that each buffer in it is made in, by its number."""
+
+    source: str
+    steps: dict[str, int]
 
 
 class Grouping(NamedTuple):
@@ -46,8 +55,8 @@ class PeakOfCode:
     ``planned``: it is compiled by `compile_as_planned`. What forward returns to the
     caller is held to the end, and so is the gradient of a scalar loss, by ``loss.backward()``. ``known`` has
     what each call of a ready-made kernel takes that was measured so far, ``rehearsed`` what the code of plans
-    takes by grouping, and ``found`` that of the grouping that was chosen; ``sharing_bytes`` is what sharing
-    takes, once it was too much.
+    takes by grouping, in all and while each step runs, and ``found`` the grouping that was chosen;
+    ``sharing_bytes`` is what sharing takes, once it was too much.
     """
 
     joint: fx.GraphModule
@@ -58,7 +67,7 @@ class PeakOfCode:
     planned: bool
     known: dict[Hashable, Taken] = field(default_factory=dict)
     found: dict[Hashable, tuple[Footprint, Grouping]] = field(default_factory=dict)
-    rehearsed: dict[Hashable, Footprint] = field(default_factory=dict)
+    rehearsed: dict[Hashable, tuple[Footprint, list[AtOnce]]] = field(default_factory=dict)
     sharing_bytes: int | None = None
 
     def __call__(self, plan: Plan) -> int:
@@ -68,6 +77,25 @@ class PeakOfCode:
     def above_resident(self, plan: Plan) -> Footprint:
         """The same, resident not included, and what is taken in forward and kept after it."""
         return self._found(plan)[0]
+
+    def of_ops(self, plan: Plan) -> dict[int, OpNeed]:
+        """What its code needs while each op runs, as far as that is known.
+
+        What ops that are computed at once need beyond the plan is said of the one of which that says most.
+        """
+        grouping = self._found(plan)[1]
+        plan = one_of_each_storage(self.problem.graph, plan)
+        _, steps_at_once = self.rehearsed[_key(plan, grouping)]
+        profile, found = simulate(self.problem, plan), dict[int, OpNeed]()
+        for steps, above_bytes in steps_at_once:
+            most = max(steps, key=profile.live_bytes.__getitem__)
+            for step in steps:
+                op, said_bytes = profile.steps[step].op, profile.live_bytes[step]
+                alive_bytes = self.problem.resident_bytes + above_bytes
+                alive_bytes = alive_bytes if step == most else min(alive_bytes, said_bytes)
+                need = OpNeed(alive_bytes, alive_bytes - said_bytes)
+                found[op] = OpNeed(*map(max, need, found.get(op, need)))
+        return found
 
     def split(self, plan: Plan) -> Modules:
         """The forward and the backward module whose code that is."""
@@ -137,40 +165,61 @@ class PeakOfCode:
 
     def _rehearsed(self, plan: Plan, grouping: Grouping) -> Footprint:
         """What its code needs, grouped like that; each is lowered once."""
-        key = plan.saved, plan.backward, grouping
+        key = _key(plan, grouping)
         if key not in self.rehearsed:
-            self.rehearsed[key] = self._rehearse(self._split(plan, grouping))
-        return self.rehearsed[key]
+            boundary = len(self.problem.graph.forward_steps(plan.saved)) if self.planned else None
+            self.rehearsed[key] = self._rehearse(self._split(plan, grouping), boundary)
+        return self.rehearsed[key][0]
 
     @garbage_waits()
-    def _rehearse(self, modules: Modules) -> Footprint:
-        """Lower both modules and rehearse their code."""
+    def _rehearse(self, modules: Modules, boundary: int | None) -> tuple[Footprint, list[AtOnce]]:
+        """Lower both modules and rehearse their code: what it needs, in all and while each step runs.
+
+        Steps are counted through both modules: backward begins at the ``boundary``, if steps are known.
+        """
         forward, backward = modules
         inputs = inputs_of(forward)
         with fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.target.rounded, self._taken, self.target.cache_bytes)
             code = self._code(forward, inputs)
-            results = rehearsal.play(code, inputs)
+            results = rehearsal.play(code.source, inputs)
+            at_once = list(_at_once(rehearsal.batches, code, 0))
             in_forward, kept_bytes = rehearsal.peak_bytes, rehearsal.live_bytes
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
             tangents = inputs_of(backward)[len(saved) :]
             rehearsal.hold([t for t in tangents if holds_tangents() or t.dim() == 0])
             donated = _donated((forward, backward), self.num_fwd_outputs)
             code = self._code(backward, [*saved, *tangents], donated, is_backward=True)
-            rehearsal.play(code, [*saved, *tangents], handed_over=saved)
+            rehearsal.play(code.source, [*saved, *tangents], handed_over=saved)
+            at_once += _at_once(rehearsal.batches, code, boundary or 0)
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         between_bytes = kept_bytes + self.problem.meanwhile_bytes
-        return Footprint(max(rehearsal.peak_bytes, between_bytes, end_bytes), in_forward, kept_bytes)
+        peak_bytes = max(rehearsal.peak_bytes, between_bytes, end_bytes)
+        return Footprint(peak_bytes, in_forward, kept_bytes), [] if boundary is None else at_once
 
-    def _code(self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any) -> str:
+    def _code(
+        self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any
+    ) -> Code:
         if not computes(module):
-            return _passing_on(module)
+            return Code(_passing_on(module), {})
         with as_planned(module) if self.planned else nullcontext():
             return compat.lowered(module, inputs, donated, _code_of, **settings)
 
     def _taken(self, calls: Iterable[Call]) -> Mapping[Hashable, Taken]:
         self.known |= self.target.taken(call for call in calls if call.key not in self.known)
         return self.known
+
+
+def _key(plan: Plan, grouping: Grouping) -> Hashable:
+    return plan.saved, plan.backward, grouping
+
+
+def _at_once(batches: Sequence[Batch], code: Code, first: int) -> Iterator[AtOnce]:
+    """The steps of each batch in ``code``, counted from ``first``, and the bytes alive meanwhile."""
+    for batch in batches:
+        steps = [code.steps.get(buffer, -1) for buffer in batch.buffers]
+        if steps := [first + step for step in steps if step >= 0]:
+            yield steps, batch.alive_bytes
 
 
 def _in_backward_s_order(saved: Sequence[T]) -> list[T]:
@@ -205,9 +254,10 @@ def _keys(nodes: Iterable[fx.Node | None]) -> list[int]:
     return [compat.storage_key(v) for v in vals if isinstance(v, torch.Tensor)]
 
 
-def _code_of(lowering: Any) -> str:
-    """The Python code that Inductor writes."""
-    return str(lowering.codegen()[0].value)
+def _code_of(lowering: Any) -> Code:
+    source = str(lowering.codegen()[0].value)
+    origins = compat.origins_of_buffers(lowering)
+    return Code(source, {buffer: place_of(nodes).step for buffer, nodes in origins.items()})
 
 
 def _passing_on(module: fx.GraphModule) -> str:

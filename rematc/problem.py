@@ -20,6 +20,8 @@ LARGEST = 64 << 20  # characters of a file, which may be a stranger's; the large
 class OpCost:
     """What one run of an op costs: nanoseconds, and bytes that it needs only while it runs.
 
+    Those are below zero for a backward op that writes what it makes over what it reads.
+
     >>> OpCost(runtime_ns=1200, workspace_bytes=0)
     OpCost(runtime_ns=1200, workspace_bytes=0)
     """
@@ -157,11 +159,16 @@ def check(problem: Problem) -> None:
         raise ProblemError(f"{len(g.ops)} ops but {len(problem.costs)} costs")
     sizes = [*g.storage_bytes, *(c.runtime_ns for c in problem.costs)]
     sizes += [problem.resident_bytes, problem.epilogue_bytes, problem.meanwhile_bytes]
-    sizes += [c.workspace_bytes for c in problem.costs]
     if any(not isinstance(x, int) or x < 0 for x in sizes):
         raise ProblemError("sizes and times must be whole numbers, not below zero")
-    if not isinstance(problem.lowering_bytes, int):
-        raise ProblemError("lowering_bytes must be a whole number")
+    if not all(
+        isinstance(x, int) for x in (problem.lowering_bytes, *(c.workspace_bytes for c in problem.costs))
+    ):
+        raise ProblemError("lowering_bytes and workspace_bytes must be whole numbers")
+    for i, (op, cost) in enumerate(zip(g.ops, problem.costs, strict=True)):
+        if cost.workspace_bytes < 0 and op.phase == "forward":
+            what = f"op {i}: 'workspace_bytes' must be at least zero, and is {cost.workspace_bytes}"
+            raise ProblemError(f"{what}: only a backward op may have less")
     if any(not 0 <= v.storage < len(g.storage_bytes) for v in g.values):
         raise ProblemError("a value stands in a storage that does not exist")
     made = {*g.inputs, *g.tangents}
@@ -218,6 +225,7 @@ def or_null(kind: Kind) -> Kind:
 
 
 WHOLE = Kind("a whole number of at least zero", _is_whole)
+INTEGER = Kind("a whole number", _is_integer)
 WHOLES = list_of("whole numbers of at least zero", _is_whole)
 TEXT = Kind("text", lambda x: isinstance(x, str))
 
@@ -226,7 +234,7 @@ _PROBLEM = {
     "budget_bytes": or_null(WHOLE),
     "resident_bytes": WHOLE,
     "epilogue_bytes": WHOLE,
-    "lowering_bytes": Kind("a whole number", _is_integer),
+    "lowering_bytes": INTEGER,
     "meanwhile_bytes": WHOLE,
     "storage_bytes": WHOLES,
     "values": list_of("pairs of a name and a storage", _is_pair),
@@ -244,7 +252,7 @@ _OP = {
     "needed": or_null(TEXT),
     "module": TEXT,
     "runtime_ns": WHOLE,
-    "workspace_bytes": WHOLE,
+    "workspace_bytes": INTEGER,
 }
 
 

@@ -41,13 +41,22 @@ class _Tuned(NamedTuple):
 
 class _Moment(NamedTuple):
     """A statement: the storages that something holds from then on, with their bytes; those let go of; its
-    calls of torch's ops, each with the storages that it made; and what a Triton kernel is tuned with.
+    calls of torch's ops, each with the storages that it made; what a Triton kernel is tuned with; and the
+    number of the `Batch` that it belongs to.
     """
 
     held: Sequence[tuple[int, int]] = ()
     released: Sequence[int] = ()
     calls: Sequence[tuple[Call, dict[int, int]]] = ()
     tuned: _Tuned | None = None
+    batch: int = 0
+
+
+class Batch(NamedTuple):
+    """Buffers that are made one after the other, for the next kernel, and the most bytes alive meanwhile."""
+
+    buffers: tuple[str, ...]
+    alive_bytes: int
 
 
 class Rehearsal:
@@ -57,20 +66,21 @@ class Rehearsal:
     for so many bytes. ``measure`` finds what calls of torch's ops take, by their keys:
     a ready-made kernel takes scratch memory while it runs, and may return more than it says. For one in
     Triton the card's cache of ``cache_bytes`` is cleared when it first runs (`rematc.tuning`).
+    ``batches`` are those of the code that was played last.
 
     >>> code = """
     ... def call(args):
     ...     x, = args
     ...     args.clear()
-    ...     y = empty_strided_cpu((8,), (1,), torch.int8)
-    ...     kernel(x, y)
+    ...     buf0 = empty_strided_cpu((8,), (1,), torch.int8)
+    ...     kernel(x, buf0)
     ...     del x
-    ...     return (y, )
+    ...     return (buf0, )
     ... """
     >>> rehearsal = Rehearsal(resident=())
     >>> results = rehearsal.play(code, [torch.ones(4, dtype=torch.int8)])
-    >>> rehearsal.peak_bytes, rehearsal.live_bytes
-    (12, 8)
+    >>> rehearsal.peak_bytes, rehearsal.live_bytes, rehearsal.batches[1]
+    (12, 8, Batch(buffers=('buf0',), alive_bytes=12))
     '''
 
     def __init__(
@@ -85,6 +95,7 @@ class Rehearsal:
         self.holders: Counter[int] = Counter()
         self.size: dict[int, int] = {}  # of what is held
         self.live_bytes = self.peak_bytes = 0
+        self.batches: list[Batch] = []
 
     def hold(self, value: Any) -> None:
         """Something holds ``value``, a tensor or a collection of them, from now on."""
@@ -104,6 +115,7 @@ class Rehearsal:
         names, made = _Names(inputs), list[tuple[Call, dict[int, int]]]()
         kernels = kernels_of(source) if self.cache_bytes else {}
         moments = [_Moment(self._counted(inputs), _keys(self._counted(handed_over)))]
+        batches, has_run = [list[str]()], True
 
         def on_call(target: Any, args: Any, kwargs: Any, result: Any) -> None:
             if target not in _MAKERS:
@@ -111,21 +123,31 @@ class Rehearsal:
 
         with compat.watched(on_call):
             for statement in _body(source):
+                last = len(batches) - 1
                 if isinstance(statement, ast.Return):
                     results = tuple(names.value_of(statement.value))
                     _check_known(results)
                     left = _keys(self._counted(list(names.held.values())))
-                    self._count([*moments, _Moment(held=self._counted(results)), _Moment(released=left)])
+                    returned = _Moment(held=self._counted(results), batch=last)
+                    alive = self._count([*moments, returned, _Moment(released=left, batch=last)])
+                    self.batches = [Batch(tuple(b), n) for b, n in zip(batches, alive, strict=True)]
                     return results
-                held, released = map(self._counted, names.run(statement))
-                moments.append(
-                    _Moment(held, _keys(released), made.copy(), self._tuned(kernels, statement, names))
-                )
+                held, released = names.run(statement)
+                if names.made and has_run:
+                    batches.append([])
+                    has_run = False
+                batches[-1] += names.made
+                has_run = has_run or isinstance(statement, ast.Expr) or bool(made)
+                tuned = self._tuned(kernels, statement, names)
+                counted = self._counted(held), _keys(self._counted(released))
+                moments.append(_Moment(*counted, made.copy(), tuned, len(batches) - 1))
                 made.clear()
         raise ValueError("the code has no function call() that returns something")
 
-    def _count(self, moments: list[_Moment]) -> None:
+    def _count(self, moments: list[_Moment]) -> list[int]:
+        """Count what is alive; the most of it in each batch."""
         taken = self.measure([call for moment in moments for call, _ in moment.calls])
+        most = [0] * (1 + moments[-1].batch)
         for moment in moments:
             larger = dict[int, int]()
             for call, made in moment.calls:  # which of several results is larger is not known
@@ -136,14 +158,17 @@ class Rehearsal:
                     self.size[key] = max(size, larger.get(key, 0))
                     self.live_bytes += self.size[key]
                 self.holders[key] += 1
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            alive_bytes = self.live_bytes
+            self.peak_bytes = max(self.peak_bytes, alive_bytes)
             for key in moment.released:
                 self.holders[key] -= 1
                 self.live_bytes -= 0 if self.holders[key] else self.size.pop(key)
             scratch = max((_taken(taken, call).workspace_bytes for call, _ in moment.calls), default=0)
             if moment.tuned is not None:
                 scratch = max(scratch, self.cache_bytes + self._copied(moment.tuned))
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes + scratch)
+            most[moment.batch] = max(most[moment.batch], alive_bytes, self.live_bytes + scratch)
+            self.peak_bytes = max(self.peak_bytes, most[moment.batch])
+        return most
 
     def _copied(self, tuned: _Tuned) -> int:
         """Bytes of copies; where they have to fit in below the peak by now, of those that do, in turn."""
@@ -183,9 +208,10 @@ def _taken(taken: Mapping[Hashable, Taken], call: Call) -> Taken:
 
 
 class _Names:
-    """The local names of ``call``; each holds what it stands for."""
+    """The local names of ``call``; each holds what it stands for. ``made``: buffers of the last statement."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
+        self.made: list[str] = []
         self.names = _Globals(args=list(inputs))
         self.held: dict[str, Any] = {"args": tuple(inputs)}
 
@@ -196,6 +222,7 @@ class _Names:
         now = {name: _frozen(self.names[name]) for name in touched if dict.__contains__(self.names, name)}
         _check_known(value for name, value in now.items() if name.startswith(BUFFER))
         changed = [n for n in touched if now.get(n) is not self.held.get(n)]
+        self.made = [n for n in changed if n in now and n.startswith(BUFFER)]
         released = [self.held.pop(n, None) for n in changed]
         self.held |= {n: now[n] for n in changed if n in now}
         return [now.get(n) for n in changed], released

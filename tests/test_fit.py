@@ -266,7 +266,7 @@ def test_a_round_has_part_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> 
     needs = count(10**6)  # more each time
     with pytest.raises(BudgetError):
         fit(problem, SolveOptions(time_limit_s=100), lambda plan: next(needs))
-    assert limits[:4] == pytest.approx([70, 40, 40, 40])
+    assert limits[:3] == pytest.approx([70, 40, 40])
 
 
 def test_a_given_plan_is_taken_if_its_code_fits_and_else_another_is_looked_for() -> None:

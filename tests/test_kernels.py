@@ -30,7 +30,7 @@ from rematc.kernels import parted
 from rematc.options import Options
 from rematc.passes import split
 from rematc.passes.replay import STEP
-from rematc.peak import Grouping, PeakOfCode
+from rematc.peak import Code, Grouping, PeakOfCode
 from rematc.plan import Plan
 from rematc.pose import pose
 from rematc.problem import Problem
@@ -231,9 +231,10 @@ def test_what_is_rehearsed_calls_what_is_run(fn: Callable[..., Any], monkeypatch
     """Vectorised bodies are left out: the same buffers are made, passed, and let go of."""
     peak, write, codes = peak_of(fn, *REHEARSED[fn]), PeakOfCode._code, list[str]()
 
-    def written(*args: Any, **settings: Any) -> str:
-        codes.append(write(*args, **settings))
-        return codes[-1]
+    def written(*args: Any, **settings: Any) -> Code:
+        code = write(*args, **settings)
+        codes.append(code.source)
+        return code
 
     monkeypatch.setattr(PeakOfCode, "_code", written)
     plans = [plan_of(peak.problem) for plan_of in (min_cut, recompute_all)]

@@ -7,21 +7,24 @@ orders, `loads` judges them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.solve.cutting import chains_of
-from rematc.solve.expand import expand, keep_all
+from rematc.solve.chain import chained
+from rematc.solve.drop import drop
+from rematc.solve.expand import Written, expand, keep_all
 from rematc.solve.list_scheduling import RULES, Ties, listed
-from rematc.solve.merge import unmerged
+from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.reduce import reduce, reduce_each
 from rematc.solve.spans import loads
 
 Order = tuple[int, ...]
-ENOUGH = 0.01  # of what is above resident: for less than that the order stays the graph's
-ENOUGH_SEGMENTS = 1.1  # times what segments need in the graph's order
+Needs = tuple[int, ...]  # bytes that backward needs: at the least, whatever the plan, and with all kept
+ENOUGH = 0.01  # of what is above resident, or of the cost: for less than that the order stays the graph's
+WORTH = 0.001  # of what is above resident: an order that needs so much less is looked at
 
 
 def orders(problem: Problem) -> list[Order]:
@@ -31,32 +34,52 @@ def orders(problem: Problem) -> list[Order]:
 
 
 def best_order(problem: Problem) -> Order:
-    """The order to solve for: the graph's own, or one that needs no more in any way and `ENOUGH` less in one.
+    """The order to solve for: the graph's own, or one that is better by `ENOUGH`.
 
-    An order is judged by what backward needs at the least, whatever the plan, and with everything kept. Where
-    everything can be kept the first does not matter; if not, forward has to fall into segments as well as in
-    the graph's order: one that goes to and fro has much recomputed at once.
+    Where everything fits in some order, that is the one. Else those that need less than the graph's own in one
+    way, for what backward needs at the least, whatever the plan, or with everything kept, are judged by what
+    recomputation costs in a first plan. Where there is none, it is one that needs no more in either way.
     """
     tried = needs(problem, orders(problem))
-    own, *others = tried
-    enough = [max(1, ENOUGH * (n - problem.base_bytes)) for n in tried[own]]
+    own = next(iter(tried))
     lightest = min(tried, key=lambda order: tried[order][1])
-    if tried[lightest][1] <= tried[own][1] - enough[1] and _keeps_all(problem, lightest):
+    if _save(problem, tried[own][1:], tried[lightest][1:], ENOUGH) and _keeps_all(problem, lightest):
         return lightest
+    less = {need: order for order, need in tried.items() if _save(problem, tried[own], need, WORTH)}
+    if problem.budget_bytes is None or not less:
+        return own
+    fitting = [order for order in (own, *less.values()) if tried[order][0] <= problem.budget_bytes]
+    if found := _cheapest(problem, fitting):
+        return found
+    better = (order for need, order in less.items() if all(map(int.__le__, need, tried[own])))
+    lowest = min(better, key=tried.__getitem__, default=own)
+    return lowest if _save(problem, tried[own], tried[lowest], ENOUGH) else own
 
-    def saved(order: Order) -> list[float]:
-        return [(a - b) / e for a, b, e in zip(tried[own], tried[order], enough, strict=True)]
 
-    better = [order for order in others if min(saved(order)) >= 0 and max(saved(order)) >= 1]
-    best_first = sorted(better, key=lambda order: -sum(saved(order)))
-    limit = ENOUGH_SEGMENTS * _segment_bytes(problem, own) if better else 0.0
-    return next((order for order in best_first if _segment_bytes(problem, order) <= limit), own)
+def _cheapest(problem: Problem, tried: Sequence[Order]) -> Order | None:
+    """That with the cheapest first plan, a chain's, or if none has one, by dropping; the first if by little."""
+    for first in (chained, drop):
+        cost = {order: _cost_of_first(reordered(problem, order), first) for order in tried}
+        least = min(cost.values(), default=math.inf)
+        if least < math.inf:
+            is_enough = cost[tried[0]] <= (1 + ENOUGH) * least
+            return tried[0] if is_enough else min(cost, key=cost.__getitem__)
+    return None
 
 
-def _segment_bytes(problem: Problem, order: Order) -> float:
-    """What a chain of segments needs in this order; no bound where there is none."""
-    chains = chains_of(reduce(reordered(problem, order)))
-    return chains[0].needs_bytes if chains else math.inf
+def _save(problem: Problem, own: Needs, other: Needs, share: float) -> bool:
+    """Is a need less by so much of what is above resident?"""
+    return any(b <= a - max(1, share * (a - problem.base_bytes)) for a, b in zip(own, other, strict=True))
+
+
+def _cost_of_first(problem: Problem, first: Callable[[Problem, Merged], Written | None]) -> float:
+    """Nanoseconds of recomputation in a first plan for this order; no bound where there is none."""
+    assert problem.budget_bytes is not None
+    whole = unmerged(reduce(problem))
+    over = expand(problem, whole, keep_all(whole.core)).plan.peak_bytes - problem.budget_bytes
+    little = max(0, min(problem.budget_bytes - problem.base_bytes, over))
+    found = first(problem, merge(whole.core, little))
+    return math.inf if found is None else found.plan.cost_ns
 
 
 def _keeps_all(problem: Problem, order: Order) -> bool:
@@ -79,6 +102,11 @@ def reordered(problem: Problem, order: Order) -> Problem:
     ops = _permutation(problem.graph, order)
     graph = replace(problem.graph, ops=tuple(problem.graph.ops[i] for i in ops))
     return replace(problem, graph=graph, costs=tuple(problem.costs[i] for i in ops))
+
+
+def order_of(plan: Plan, problem: Problem) -> Order:
+    """The order of the backward ops in ``plan``."""
+    return tuple(i for i in plan.backward if problem.graph.ops[i].phase == "backward")
 
 
 def restored(plan: Plan, order: Order, problem: Problem) -> Plan:

@@ -19,7 +19,7 @@ from rematc.solve.expand import Written, expand, keep_all, restated
 from rematc.solve.improve import Improver, Starts
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
-from rematc.solve.order import best_order, reordered, restored, said_of_reordered
+from rematc.solve.order import Order, best_order, order_of, reordered, restored, said_of_reordered
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
 from rematc.solve.search import Found, Search, search
@@ -89,7 +89,19 @@ def _is_small(problem: Problem) -> bool:
 
 
 def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
-    order = problem.graph.backward_steps if _is_small(problem) else best_order(problem)
+    best = problem.graph.backward_steps if _is_small(problem) else best_order(problem)
+    try:
+        return _plan_in(best, problem, options, known)
+    except BudgetError:
+        if known is None or problem.budget_bytes is None:
+            raise
+        order = order_of(known, problem)
+        if order == best or simulate(problem, known).peak_bytes > problem.budget_bytes:
+            raise
+        return _plan_in(order, problem, options, known)
+
+
+def _plan_in(order: Order, problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
     known = known and said_of_reordered(known, order, problem)
     try:
         return restored(_solve(reordered(problem, order), options, known), order, problem)
