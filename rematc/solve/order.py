@@ -36,9 +36,9 @@ def orders(problem: Problem) -> list[Order]:
 def best_order(problem: Problem) -> Order:
     """The order to solve for: the graph's own, or one that is better by `ENOUGH`.
 
-    Where everything fits in some order, that is the one. Else those that need less than the graph's own in one
-    way, for what backward needs at the least, whatever the plan, or with everything kept, are judged by what
-    recomputation costs in a first plan. Where there is none, it is one that needs no more in either way.
+    Where everything fits in some order, that is the one. Else those that need less than the graph's own in
+    one way, for what backward needs at the least, whatever the plan, or with everything kept, are judged by
+    what recomputation costs in a first plan. Where there is none, it is one that needs no more in either.
     """
     tried = needs(problem, orders(problem))
     own = next(iter(tried))
@@ -57,7 +57,7 @@ def best_order(problem: Problem) -> Order:
 
 
 def _cheapest(problem: Problem, tried: Sequence[Order]) -> Order | None:
-    """That with the cheapest first plan, a chain's, or if none has one, by dropping; the first if by little."""
+    """That with the cheapest first plan, a chain's or, if none has one, by dropping; the first if hardly."""
     for first in (chained, drop):
         cost = {order: _cost_of_first(reordered(problem, order), first) for order in tried}
         least = min(cost.values(), default=math.inf)
