@@ -98,32 +98,30 @@ class _Rounds:
             if before and not _fits(found) and found.plan.peak_bytes >= before.plan.peak_bytes:
                 self.lowest = before
                 return False
-            self.plan = found.plan
+            plan = self.plan = found.plan
         else:
             if self.best and plan.cost_ns > (1 - WORTH) * self.best.plan.cost_ns:
                 return False
             found = self._lowered(plan)
+        before, needed = self.known, self.needed
+        self.known = learned(self.problem, before, plan, self.needs_of_ops(plan), found.plan.peak_bytes)
+        self.needed = found.plan.peak_bytes
         if _fits(found):
             self.best = found
-        return not (_fits(found) and _is_full(found)) and self._learn(found.plan)
-
-    def _learn(self, plan: Plan) -> bool:
-        """Is there anything new to go by? Not if the code needs no less for less, and nobody knows where."""
-        before, needed = self.known, self.needed
-        self.known = learned(self.problem, before, plan, self.needs_of_ops(plan), plan.peak_bytes)
-        self.needed = plan.peak_bytes
-        if self.known.costs != before.costs:
-            return True
-        return self.known != before and (self.best is not None or plan.peak_bytes < needed)
+            return self.known != before and not (
+                _is_full(found) and not _was_held_up(before, self.known, plan)
+            )
+        is_less = self.needed < needed  # else it is no use to ask for less, if nobody knows where
+        return self.known.costs != before.costs or (self.known != before and is_less)
 
     def _lowered(self, plan: Plan) -> Fitted:
         return _lowered(self.known, judged(self.known, plan), self.peak_of_code)
 
     def _lowest(self, floor: Plan) -> Fitted:
-        """Of ``floor``, the plan of the lowest peak, and the cheapest as low, the cheaper one whose code fits.
+        """Of ``floor``, the plan of the lowest peak, and the cheapest as low: the cheaper one that fits.
 
-        If neither fits, that whose code needs less. ``floor`` is not lowered where it is `LONG`, as it is if
-        it makes all anew for each op.
+        If the code of neither does, that whose code needs less. ``floor`` is not lowered where it is `LONG`,
+        as it is if it makes all anew for each op.
         """
         cheapest = floor
         with suppress(BudgetError):  # the clock may end this search before it has found as much
@@ -167,6 +165,15 @@ class _Rounds:
             return found
         told = replace(found.plan, notes=tuple(dict.fromkeys((*found.plan.notes, *floor.notes))))
         raise refusal(found.problem, told, bound_bytes=0) from None
+
+
+def _was_held_up(before: Problem, known: Problem, plan: Plan) -> bool:
+    """Did ops keep ``plan`` from taking less time that are now ``known`` to need less than they did ``before``?"""
+    profile, least = simulate(before, plan), (1 - SLACK) * (before.budget_bytes or 0)
+    return any(
+        live_bytes >= least and known.costs[step.op].workspace_bytes < before.costs[step.op].workspace_bytes
+        for step, live_bytes in zip(profile.steps, profile.live_bytes, strict=True)
+    )
 
 
 @dataclass
