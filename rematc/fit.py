@@ -168,7 +168,7 @@ class _Rounds:
 
 
 def _was_held_up(before: Problem, known: Problem, plan: Plan) -> bool:
-    """Did ops keep ``plan`` from taking less time that are now ``known`` to need less than they did ``before``?"""
+    """Was ``plan`` held up by ops that are now ``known`` to need less than was thought ``before``?"""
     profile, least = simulate(before, plan), (1 - SLACK) * (before.budget_bytes or 0)
     return any(
         live_bytes >= least and known.costs[step.op].workspace_bytes < before.costs[step.op].workspace_bytes

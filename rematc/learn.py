@@ -29,8 +29,8 @@ def learned(
     An op whose code needs more than the plan says, and more than the budget, has that as workspace (a
     convolution that copies its weights, what a fused kernel has all at once), and so have all ops of its
     kind. So has a backward op whose code needs less, below zero: it writes over what it reads.
-    ``lowering_bytes`` are what is left: by how much the code peaks above the plan, or below it, at those ops
-    and at all others. ``peak_bytes``: of all of the code.
+    ``lowering_bytes`` are what is left: by how much the code peaks, at ``peak_bytes``, above what the plan
+    says then, or below it.
 
     >>> from rematc.graph import Graph, Op, Value
     >>> from rematc.problem import OpCost
@@ -51,7 +51,10 @@ def learned(
         for cost, size in zip(problem.costs, more, strict=True)
     )
     told = replace(problem, lowering_bytes=0, costs=costs)
-    return replace(told, lowering_bytes=_left(problem, told, plan, needs, peak_bytes))
+    profile = simulate(told, plan)
+    left = peak_bytes - max(*profile.live_bytes, profile.end_bytes)
+    # What is told of an op is true of the run that needed most, and may be too much for another.
+    return replace(told, lowering_bytes=max(left, 0) if any(size > 0 for size in more) else left)
 
 
 def _more(
@@ -72,19 +75,6 @@ def _more(
         else:
             found.append(max(known, new) if new else known)
     return found
-
-
-def _left(problem: Problem, told: Problem, plan: Plan, needs: Mapping[int, OpNeed], peak_bytes: int) -> int:
-    """By how much the code peaks above ``plan``: at the ops of which something is ``told``, or the others."""
-    profile = simulate(told, plan)
-    said = dict[int, int]()
-    for step, live_bytes in zip(profile.steps, profile.live_bytes, strict=True):
-        said[step.op] = max(live_bytes, said.get(step.op, 0))
-    found = [peak_bytes - max(*profile.live_bytes, profile.end_bytes)]
-    for is_told in (True, False):
-        if part := [i for i in needs if (told.costs[i] != problem.costs[i]) == is_told]:
-            found.append(max(needs[i].alive_bytes for i in part) - max(said[i] for i in part))
-    return max(found)
 
 
 def _kind(problem: Problem, op: int) -> Hashable:

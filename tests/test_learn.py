@@ -76,7 +76,7 @@ def test_what_one_op_needs_is_not_taken_from_all_the_others(budget_bytes: int, o
 @pytest.mark.parametrize("ops", [range(12, 24), range(17, 24), range(12, 17)], ids=["all", "late", "early"])
 @pytest.mark.parametrize("budget_bytes", [4, 5, 6])
 def test_what_a_backward_op_writes_in_place_is_used(budget_bytes: int, ops: range) -> None:
-    """Also where the code fills the budget elsewhere: the graph's needs there had kept the plan from better."""
+    """Also where the code fills the budget elsewhere: what the graph says had held the plan up."""
     code = hidden_chain(budget_bytes, dict.fromkeys(ops, -1))
     found = fit(code.problem, OPTIONS, code, None, code.of_ops)
     assert found.plan.peak_bytes == code(found.plan) <= budget_bytes
