@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rematc.errors import BudgetError
-from rematc.learn import OpNeed, learned
+from rematc.learn import OpNeed, learned, over_graph
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -89,28 +89,29 @@ class _Rounds:
     def another(self) -> bool:
         """Solve, lower and learn; False if another round is for nothing."""
         try:
-            plan = self.plan = self.solver.solved(self.known, self.plan)
+            self.plan = self.solver.solved(self.known, self.plan)
         except BudgetError as e:
-            if self.best:
-                return False
-            self.floor, before = e.plan, self.lowest
-            found = self.lowest = self._lowest(e.plan)
-            if before and not _fits(found) and found.plan.peak_bytes >= before.plan.peak_bytes:
-                self.lowest = before
-                return False
-            plan = self.plan = found.plan
-        else:
-            if self.best and plan.cost_ns > (1 - WORTH) * self.best.plan.cost_ns:
-                return False
-            found = self._lowered(plan)
-        before, needed = self.known, self.needed
-        self.known = learned(self.problem, before, plan, self.needs_of_ops(plan), found.plan.peak_bytes)
-        self.needed = found.plan.peak_bytes
+            return not self.best and self._refused(e.plan)
+        if self.best and self.plan.cost_ns > (1 - WORTH) * self.best.plan.cost_ns:
+            return False
+        return self._learn(self._lowered(self.plan))
+
+    def _refused(self, floor: Plan) -> bool:
+        """Look at the plan of the lowest peak: its code may need less than the graph says."""
+        found, before, self.floor = self._lowest(floor), self.lowest, floor
+        if before and not _fits(found) and found.plan.peak_bytes >= before.plan.peak_bytes:
+            return False
+        self.lowest, self.plan = found, found.plan
+        return self._learn(found)
+
+    def _learn(self, found: Fitted) -> bool:
+        """Is there more to try, now that what was ``found`` is known?"""
+        before, needed, plan = self.known, self.needed, found.plan
+        self.known = learned(self.problem, before, plan, self.needs_of_ops(plan), plan.peak_bytes)
+        self.needed = plan.peak_bytes
         if _fits(found):
             self.best = found
-            return self.known != before and not (
-                _is_full(found) and not _was_held_up(before, self.known, plan)
-            )
+            return self.known != before and (not _is_full(found) or _was_held_up(before, self.known, plan))
         is_less = self.needed < needed  # else it is no use to ask for less, if nobody knows where
         return self.known.costs != before.costs or (self.known != before and is_less)
 
@@ -215,17 +216,15 @@ def _noted(plan: Plan) -> Plan:
 
 
 def _lowered(problem: Problem, plan: Plan, peak_of_code: PeakOfCode) -> Fitted:
-    profile = simulate(problem, plan)
-    said = max(*profile.live_bytes, profile.end_bytes)
-    between = profile.between_bytes if problem.meanwhile_bytes else 0
-    needed = max(peak_of_code(plan), between)
-    more = 0 if said <= needed == between else needed - said  # what is between the passes stays what it is
-    learned = replace(problem, lowering_bytes=problem.lowering_bytes + more)
-    known = replace(plan, peak_bytes=needed, digest=learned.digest)
-    log.info("plan %s: its code needs %+d bytes over the graph's %d", plan.digest, more, said)
-    if _fits(Fitted(learned, known)):
-        validate(learned, known)
-    return Fitted(learned, known)
+    between_bytes = simulate(problem, plan).between_bytes if problem.meanwhile_bytes else 0
+    needed_bytes = max(peak_of_code(plan), between_bytes)
+    more_bytes = over_graph(problem, plan, needed_bytes)
+    told = replace(problem, lowering_bytes=problem.lowering_bytes + more_bytes)
+    found = Fitted(told, replace(plan, peak_bytes=needed_bytes, digest=told.digest))
+    log.info("plan %s: its code peaks at %d bytes, %+d over the graph", plan.digest, needed_bytes, more_bytes)
+    if _fits(found):
+        validate(found.problem, found.plan)
+    return found
 
 
 def _fits(found: Fitted) -> bool:

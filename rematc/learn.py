@@ -51,10 +51,20 @@ def learned(
         for cost, size in zip(problem.costs, more, strict=True)
     )
     told = replace(problem, lowering_bytes=0, costs=costs)
-    profile = simulate(told, plan)
-    left = peak_bytes - max(*profile.live_bytes, profile.end_bytes)
+    left = over_graph(told, plan, peak_bytes)
     # What is told of an op is true of the run that needed most, and may be too much for another.
     return replace(told, lowering_bytes=max(left, 0) if any(size > 0 for size in more) else left)
+
+
+def over_graph(problem: Problem, plan: Plan, peak_bytes: int) -> int:
+    """Bytes by which the code of ``plan`` peaks above what ``problem`` says of it; below that if negative.
+
+    ``peak_bytes``: what it needs. Where that is taken between the passes, the code may need anything less.
+    """
+    profile = simulate(problem, plan)
+    said = max(*profile.live_bytes, profile.end_bytes)
+    between = profile.between_bytes if problem.meanwhile_bytes else 0
+    return 0 if said <= peak_bytes == between else peak_bytes - said
 
 
 def _more(

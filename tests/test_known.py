@@ -17,7 +17,15 @@ from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import expand, keep_all, written_again
 from rematc.solve.merge import merge, unmerged
-from rematc.solve.order import best_order, orders, reordered, restored, said_of_reordered
+from rematc.solve.order import (
+    best_order,
+    needs,
+    order_of,
+    orders,
+    reordered,
+    restored,
+    said_of_reordered,
+)
 from rematc.solve.reduce import reduce
 from rematc.solve.search import Found, Search
 from tests.graphs import random_problem, with_optima
@@ -110,6 +118,24 @@ def test_from_whatever_plan_it_starts_budget_and_bound_hold(
             plan = solve(asked, known=known)
             assert simulate(asked, plan).peak_bytes == plan.peak_bytes <= asked.budget_bytes
             assert plan.bound_ns <= least_ns <= plan.cost_ns
+
+
+def test_a_known_plan_that_fits_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order that was chosen had no plan, and the one of what is known was not looked at."""
+    problem = corpus.load("vgg16")
+    own = problem.graph.backward_steps
+    least = needs(problem, orders(problem))
+    low = min(least, key=least.__getitem__)
+    asked = problem.with_budget(least[own][0] - 1)
+    known = solve(asked)
+    assert order_of(known, problem) != own and least[low][0] < least[own][0]
+    monkeypatch.setattr(solver, "best_order", lambda _: own)
+    with pytest.raises(BudgetError):
+        solve(asked)
+    found = solve(asked, known=known)
+    assert found.peak_bytes <= asked.budget_bytes and found.cost_ns <= known.cost_ns
+    with pytest.raises(BudgetError):
+        solve(asked, known=STRATEGIES["save_all"](problem, SolveOptions()))
 
 
 def test_a_plan_of_another_problem_is_an_error() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 from itertools import permutations
 from typing import Any
 
@@ -11,9 +13,11 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 import rematc
+from benchmarks import corpus
 from rematc.errors import PlanError
 from rematc.layers import read_in_backward
 from rematc.measure import measure
+from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged, simulate, validate
@@ -22,6 +26,8 @@ from rematc.solve.order import Order, best_order, needs, orders, reordered, rest
 from tests import oracle
 from tests.graphs import Builder, problems, random_problem
 from tests.test_validate import effects
+
+order_room = importlib.import_module("rematc.solve.order")
 
 
 def kept(problem: Problem, order: Order) -> Plan:
@@ -216,3 +222,54 @@ def test_gradients_are_the_same_to_the_bit_in_every_order(monkeypatch: pytest.Mo
         peaks.append(plan.peak_bytes)
     assert len(set(asked)) == 3
     assert min(peaks) < peaks[0]  # that of the graph's own order
+
+
+def test_an_order_that_needs_little_less_can_cost_less() -> None:
+    """With all kept, one needs 0.3 % less for a ViT; half way to that, its plans are 2.6 % cheaper."""
+    problem = corpus.load("vit")
+    own, lightest = needs(problem, [problem.graph.backward_steps])[problem.graph.backward_steps]
+    asked = problem.with_budget((own + lightest) // 2)
+    best = best_order(asked)
+    assert best != problem.graph.backward_steps
+    in_own = solver._plan_in(problem.graph.backward_steps, asked, SolveOptions(), None)
+    assert solver.solve(asked).cost_ns < 0.98 * in_own.cost_ns
+
+
+@pytest.mark.parametrize(
+    ("of_chain", "by_dropping", "expected"),
+    [
+        ({}, {}, 0),  # ns of the first plans in the orders, the graph's own first; none where nothing is said
+        ({0: 100}, {}, 0),
+        ({0: 100, 1: 99.5}, {}, 0),
+        ({0: 100, 1: 98}, {}, 1),
+        ({0: 100, 1: 98, 2: 97}, {}, 2),
+        ({1: 1000}, {0: 1}, 1),
+        ({}, {0: 7, 2: 5}, 2),
+    ],
+)
+def test_orders_are_judged_by_their_first_plans(
+    of_chain: dict[int, float], by_dropping: dict[int, float], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = random_problem(0).with_budget(10**6)
+    own, *others = [(i,) for i in range(3)]
+    tried = {own: (10_000, 20_000), **{order: (9_980 - order[0], 20_010) for order in others}}
+    costs = {order_room.chained: of_chain, order_room.drop: by_dropping}
+    monkeypatch.setattr(order_room, "orders", lambda _: list(tried))
+    monkeypatch.setattr(order_room, "needs", lambda *_: tried)
+    monkeypatch.setattr(order_room, "reordered", lambda _, order: order)
+    monkeypatch.setattr(
+        order_room, "_cost_of_first", lambda order, first: costs[first].get(order[0], math.inf)
+    )
+    assert best_order(problem) == (expected,)
+
+
+def test_where_no_order_has_a_first_plan_the_lowest_is_taken_that_needs_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A BERT under Inductor could not be trained in 4.3 MB: an order that needs 5 % less was left out."""
+    problem = corpus.load("vgg16")
+    tried = needs(problem, orders(problem))
+    own, best = problem.graph.backward_steps, min(tried, key=tried.__getitem__)
+    monkeypatch.setattr(order_room, "_cheapest", lambda *_: None)
+    assert tried[best][0] < 0.9 * tried[own][0] and tried[best][1] < tried[own][1]
+    assert tried[best_order(problem.with_budget(1))] == tried[best]

@@ -74,6 +74,29 @@ def test_blocks_that_choose_a_device_are_opened_and_streams_are_silent() -> None
     assert (rehearsal.peak_bytes, rehearsal.live_bytes) == (8, 8)
 
 
+def batches(body: str, *inputs: Any) -> list[tuple[tuple[str, ...], int]]:
+    names = "".join(f"x{i}, " for i in range(len(inputs)))
+    lines = [f"{names} = args" if names else "pass", "args.clear()", *body.strip().splitlines()]
+    rehearsal = Rehearsal(())
+    rehearsal.play("def call(args):\n" + "".join(f"    {line}\n" for line in lines), inputs)
+    return [tuple(batch) for batch in rehearsal.batches]
+
+
+def test_what_is_made_for_one_kernel_is_one_batch() -> None:
+    """What a plan has one after the other is there at once: no op is to blame for what others make."""
+    body = made("buf0", 8) + made("buf1", 4) + "kernel(x0, buf0, buf1)\ndel x0\n"
+    body += "buf2 = buf1; del buf1  # reuse\n" + made("buf3", 32) + "kernel(buf0, buf2, buf3)\ndel buf0\n"
+    body += made("buf4", 1) + "kernel(buf3, buf4)\ndel buf2\nreturn (buf3, buf4)"
+    assert batches(body, of(2)) == [((), 2), (("buf0", "buf1"), 14), (("buf2", "buf3"), 44), (("buf4",), 37)]
+
+
+def test_a_ready_made_kernel_is_a_batch_of_its_own() -> None:
+    body = (
+        "buf0 = torch.ops.aten.relu.default(x0)\n" + made("buf1", 4) + "kernel(buf0, buf1)\nreturn (buf1, )"
+    )
+    assert batches(body, of(2)) == [((), 2), (("buf0",), 4), (("buf1",), 8)]
+
+
 KERNEL = """{0} = async_compile.triton('{0}', '''
 inductor_meta={{'mutated_arg_names': ['in_out_ptr0'], 'optimize_mem': {1}}}
 @triton.jit
