@@ -73,6 +73,9 @@ _MODELS = {
     "efficientnet": "EfficientNet-B0, 64 images of 224 x 224",
     "whisper": "Whisper-small, 8 spectra of 30 s to 448 tokens each",
     "gru": "two layers of GRU cells, 32 steps unrolled, 128 rows",
+    "film": "eight blocks of 1-d convolutions that a condition steers, 64 x 4096",
+    "fpn": "a feature pyramid on a ResNet-50, 8 images of 512 x 512",
+    "denoiser": "a U-Net with attention that a time is told to, 8 latents of 64 x 64",
 }
 _SEEDS = {100: 5, 250: 3, 500: 2, 1000: 2}  # how many random graphs of that many nodes
 _RANDOM = {f"rand{n}_{seed}": (n, seed) for n, many in _SEEDS.items() for seed in range(many)}

@@ -11,6 +11,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.corpus_far import FAR
 from benchmarks.corpus_nets import NETS
 from benchmarks.corpus_trace import A100, CPU, Case, pose
 from benchmarks.models import llama8
@@ -179,6 +180,7 @@ def small_llama() -> Case:
 
 MODELS: dict[str, Callable[[], Case]] = {
     **NETS,
+    **FAR,
     "gpt2_2": lambda: gpt2(2),
     "gpt2_4": lambda: gpt2(4),
     "gpt2_8": lambda: gpt2(8),
