@@ -553,9 +553,14 @@ def scheduled(lowering: Any) -> list[Any]:
 
 
 def origins_of_buffers(lowering: Any) -> dict[str, list[fx.Node]]:
-    """For `lowered`, once its code is written: the FX nodes that each buffer is computed from."""
-    parts = [n for kernel in lowering.scheduler.nodes for n in kernel.get_nodes() if n.node is not None]
-    return {name: list(n.node.origins) for n in parts for name in n.get_buffer_names()}
+    """For `lowered`, once its code is written: the FX nodes that each buffer is computed from.
+
+    None where a torch says that in another way: then it is not known which op needs what.
+    """
+    with suppress(AttributeError):
+        parts = [n for kernel in lowering.scheduler.nodes for n in kernel.get_nodes() if n.node is not None]
+        return {name: list(n.node.origins) for n in parts for name in n.get_buffer_names()}
+    return {}
 
 
 @functools.cache  # it tells of each block that there is

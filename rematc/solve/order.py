@@ -14,6 +14,7 @@ from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.solve.chain import chained
+from rematc.solve.cutting import chains_of
 from rematc.solve.drop import drop
 from rematc.solve.expand import Written, expand, keep_all
 from rematc.solve.list_scheduling import RULES, Ties, listed
@@ -24,6 +25,7 @@ from rematc.solve.spans import loads
 Order = tuple[int, ...]
 Needs = tuple[int, ...]  # bytes that backward needs: at the least, whatever the plan, and with all kept
 ENOUGH = 0.01  # of what is above resident, or of the cost: for less than that the order stays the graph's
+ENOUGH_SEGMENTS = 1.1  # times what segments need in the graph's order
 WORTH = 0.001  # of what is above resident: an order that needs so much less is looked at
 
 
@@ -38,7 +40,9 @@ def best_order(problem: Problem) -> Order:
 
     Where everything fits in some order, that is the one. Else those that need less than the graph's own in
     one way, for what backward needs at the least, whatever the plan, or with everything kept, are judged by
-    what recomputation costs in a first plan. Where there is none, it is one that needs no more in either.
+    what recomputation costs in a first plan. Where there is none, it is one that needs no more in either, if
+    forward falls into segments as well as in the graph's order: one that goes to and fro has much recomputed
+    at once.
     """
     tried = needs(problem, orders(problem))
     own = next(iter(tried))
@@ -51,9 +55,15 @@ def best_order(problem: Problem) -> Order:
     fitting = [order for order in (own, *less.values()) if tried[order][0] <= problem.budget_bytes]
     if found := _cheapest(problem, fitting):
         return found
-    better = (order for need, order in less.items() if all(map(int.__le__, need, tried[own])))
-    lowest = min(better, key=tried.__getitem__, default=own)
-    return lowest if _save(problem, tried[own], tried[lowest], ENOUGH) else own
+    better = [
+        order
+        for need, order in less.items()
+        if all(map(int.__le__, need, tried[own])) and _save(problem, tried[own], need, ENOUGH)
+    ]
+    least_bytes = tried[own][0] - problem.base_bytes  # segments may be said to need less
+    limit = ENOUGH_SEGMENTS * max(_segment_bytes(problem, own), least_bytes) if better else 0.0
+    best_first = sorted(better, key=tried.__getitem__)
+    return next((order for order in best_first if _segment_bytes(problem, order) <= limit), own)
 
 
 def _cheapest(problem: Problem, tried: Sequence[Order]) -> Order | None:
@@ -80,6 +90,12 @@ def _cost_of_first(problem: Problem, first: Callable[[Problem, Merged], Written 
     little = max(0, min(problem.budget_bytes - problem.base_bytes, over))
     found = first(problem, merge(whole.core, little))
     return math.inf if found is None else found.plan.cost_ns
+
+
+def _segment_bytes(problem: Problem, order: Order) -> float:
+    """What a chain of segments needs in this order; no bound where there is none."""
+    chains = chains_of(reduce(reordered(problem, order)))
+    return chains[0].needs_bytes if chains else math.inf
 
 
 def _keeps_all(problem: Problem, order: Order) -> bool:

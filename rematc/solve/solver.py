@@ -19,7 +19,15 @@ from rematc.solve.expand import Written, expand, keep_all, restated
 from rematc.solve.improve import Improver, Starts
 from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
-from rematc.solve.order import Order, best_order, order_of, reordered, restored, said_of_reordered
+from rematc.solve.order import (
+    Order,
+    best_order,
+    needs,
+    order_of,
+    reordered,
+    restored,
+    said_of_reordered,
+)
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
 from rematc.solve.search import Found, Search, search
@@ -89,16 +97,29 @@ def _is_small(problem: Problem) -> bool:
 
 
 def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
-    best = problem.graph.backward_steps if _is_small(problem) else best_order(problem)
-    try:
-        return _plan_in(best, problem, options, known)
-    except BudgetError:
-        if known is None or problem.budget_bytes is None:
-            raise
-        order = order_of(known, problem)
-        if order == best or simulate(problem, known).peak_bytes > problem.budget_bytes:
-            raise
-        return _plan_in(order, problem, options, known)
+    """In the best order; if that has no plan, in the graph's own, or that of what is ``known`` and fits.
+
+    A refusal is of the order with the lowest plan.
+    """
+    own = problem.graph.backward_steps
+    best = own if _is_small(problem) else best_order(problem)
+    refused: BudgetError | None = None
+    for order in dict.fromkeys((best, own, *_order_that_fits(problem, known))):
+        if refused and needs(problem, [order])[order][0] >= refused.minimum_bytes:
+            continue
+        try:
+            return _plan_in(order, problem, options, known)
+        except BudgetError as e:
+            refused = min(refused or e, e, key=lambda each: each.minimum_bytes)
+    assert refused
+    raise refused
+
+
+def _order_that_fits(problem: Problem, known: Plan | None) -> list[Order]:
+    """That of ``known``, if it fits."""
+    budget = problem.budget_bytes
+    fits = known is not None and (budget is None or simulate(problem, known).peak_bytes <= budget)
+    return [order_of(known, problem)] if known and fits else []
 
 
 def _plan_in(order: Order, problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
