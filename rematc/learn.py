@@ -27,8 +27,9 @@ def learned(
     """``problem`` with what the code of ``plan`` ``needs``, and what was learned ``before``.
 
     An op whose code needs more than the plan says, and more than the budget, has that as workspace (a
-    convolution that copies its weights, what a fused kernel has all at once), and so have all ops of its
-    kind. So has a backward op whose code needs less, below zero: it writes over what it reads.
+    convolution that copies its weights, what a fused kernel has all at once), and all ops of its kind have as
+    much, unless their code was seen to need less. So has a backward op whose code needs less than the plan
+    says, below zero: it writes over what it reads.
     ``lowering_bytes`` are what is left: by how much the code peaks, at ``peak_bytes``, above what the plan
     says then, or below it.
 
@@ -78,12 +79,15 @@ def _more(
     found = []
     for i, (old, cost) in enumerate(zip(before.costs, problem.costs, strict=True)):
         known, new = old.workspace_bytes - cost.workspace_bytes, of_kind.get(_kind(problem, i), 0)
-        if max(known, new) <= 0 and i in needs and problem.graph.ops[i].phase == "backward":
+        seen = min(new, needs[i].more_bytes) if i in needs else new
+        if seen > 0:
+            found.append(max(known, seen))
+        elif known <= 0 and i in needs and problem.graph.ops[i].phase == "backward":
             # No less than what is alive before it: the solver counts on that.
             less = min(0, max(needs[i].more_bytes, -made_bytes(problem.graph, i)))
             found.append(max(known or less, less))
         else:
-            found.append(max(known, new) if new else known)
+            found.append(known)
     return found
 
 

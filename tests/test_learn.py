@@ -127,6 +127,8 @@ def test_alike_ops_need_alike_and_what_was_seen_stays() -> None:
     over, fits = OpNeed(5, 2), OpNeed(2, 0)
     first = learned(problem, problem, plan, {0: fits, 1: over}, 5)
     assert costs_of(first) == [0, 2, 2, 0, 0, 0]  # the first reads what is resident, which has no bytes
+    assert costs_of(learned(problem, problem, plan, {1: over, 2: OpNeed(3, 1)}, 5)) == [0, 2, 1, 0, 0, 0]
+    assert costs_of(learned(problem, problem, plan, {4: over, 3: OpNeed(3, -1)}, 5)) == [0, 0, 0, -1, 2, 0]
     second = learned(problem, first, plan, {1: OpNeed(6, 1), 4: OpNeed(3, -1)}, 6)
     assert costs_of(second) == [0, 2, 2, 0, -1, 0]
     third = learned(problem, second, plan, {4: OpNeed(3, -9)}, 3)
