@@ -78,7 +78,7 @@ def forward_beside(seed: int) -> Problem:
 @pytest.fixture(autouse=True)
 def _as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver, "EXACT_OPS", 0)
-    monkeypatch.setattr(solver, "best_order", lambda problem: problem.graph.backward_steps)
+    monkeypatch.setattr(solver, "best_order", lambda problem, _: problem.graph.backward_steps)
 
 
 @pytest.mark.parametrize("problem", [later_alone(), read_later()], ids=["later alone", "read later"])

@@ -105,7 +105,7 @@ def test_from_whatever_plan_it_starts_budget_and_bound_hold(
 ) -> None:
     """Exhaustive search knows what is cheapest; what is known fits, or breaks the budget."""
     monkeypatch.setattr(solver, "EXACT_OPS", 0)
-    monkeypatch.setattr(solver, "best_order", lambda problem: problem.graph.backward_steps)
+    monkeypatch.setattr(solver, "best_order", lambda problem, _: problem.graph.backward_steps)
 
     def through(search: Search, *_: object) -> Found:
         search.is_over = True
@@ -129,7 +129,7 @@ def test_a_known_plan_that_fits_is_never_refused(monkeypatch: pytest.MonkeyPatch
     asked = problem.with_budget(least[own][0] - 1)
     known = solve(asked)
     assert order_of(known, problem) != own and least[low][0] < least[own][0]
-    monkeypatch.setattr(solver, "best_order", lambda _: own)
+    monkeypatch.setattr(solver, "best_order", lambda *_: own)
     with pytest.raises(BudgetError):
         solve(asked)
     found = solve(asked, known=known)

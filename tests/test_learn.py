@@ -170,7 +170,7 @@ def test_plans_and_bounds_hold_where_ops_write_in_place(
 ) -> None:
     """Exhaustive search knows what is cheapest."""
     monkeypatch.setattr(solver, "EXACT_OPS", exact_ops)
-    monkeypatch.setattr(solver, "best_order", lambda problem: problem.graph.backward_steps)
+    monkeypatch.setattr(solver, "best_order", lambda problem, _: problem.graph.backward_steps)
     tried = [in_place(graphs.random_problem(seed), seed) for seed in range(40)]
     for asked, least_ns in graphs.with_optima(tried):
         plan = solve(asked)

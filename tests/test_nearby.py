@@ -127,7 +127,7 @@ def test_the_objective_counts_the_offset() -> None:
 def test_searched_as_a_large_program_plans_are_as_good(rough: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """However rough a solution may be on the way, the last one is not."""
     monkeypatch.setattr(solver, "EXACT_OPS", 0)
-    monkeypatch.setattr(solver, "best_order", lambda problem: problem.graph.backward_steps)
+    monkeypatch.setattr(solver, "best_order", lambda problem, _: problem.graph.backward_steps)
     monkeypatch.setattr(near_by, "LARGE", 0)
     monkeypatch.setattr(searching, "ROUGH", rough)
     test_search.test_the_bound_is_below_every_plan_and_most_plans_are_optimal(range(60))

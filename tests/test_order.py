@@ -22,6 +22,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import judged, simulate, validate
 from rematc.solve import solver
+from rematc.solve.clock import counted, spend
 from rematc.solve.order import Order, best_order, needs, orders, reordered, restored
 from tests import oracle
 from tests.graphs import Builder, problems, random_problem
@@ -205,7 +206,7 @@ def test_gradients_are_the_same_to_the_bit_in_every_order(monkeypatch: pytest.Mo
     expected, _ = run_once("aot_eager")
     asked: list[Order] = []
 
-    def next_order(problem: Problem) -> Order:
+    def next_order(problem: Problem, _: float) -> Order:
         found = orders(problem)
         asked.append(found[len(asked) % len(found)])
         return asked[-1]
@@ -273,3 +274,26 @@ def test_where_no_order_has_a_first_plan_the_lowest_is_taken_that_needs_no_more(
     monkeypatch.setattr(order_room, "_cheapest", lambda *_: None)
     assert tried[best][0] < 0.9 * tried[own][0] and tried[best][1] < tried[own][1]
     assert tried[best_order(problem.with_budget(1))] == tried[best]
+
+
+def test_orders_are_looked_at_for_a_tenth_of_the_time_which_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that are not reached cost too much; a first plan of the graph's own is always looked for."""
+    asked: list[Order] = []
+
+    def cost(order: Order, _: object) -> float:
+        asked.append(order)
+        spend(0.6)
+        return 100.0 - order[0]
+
+    tried = {(i,): (10_000 - 100 * i, 20_000) for i in range(4)}
+    monkeypatch.setattr(order_room, "orders", lambda _: list(tried))
+    monkeypatch.setattr(order_room, "needs", lambda *_: tried)
+    monkeypatch.setattr(order_room, "reordered", lambda _, order: order)
+    monkeypatch.setattr(order_room, "_cost_of_first", cost)
+    for limit_s, looked_at in ((1.0, 1), (10.0, 2), (13.0, 3), (100.0, 4)):
+        asked.clear()
+        with counted(limit_s) as clock:
+            assert best_order(random_problem(0).with_budget(10**6), limit_s) == (looked_at - 1,)
+        assert (len(asked), clock.done) == (looked_at, 0.0)

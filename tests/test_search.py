@@ -43,7 +43,7 @@ EXACT = SolveOptions(gap=0.0)
 def _as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems go the way of large ones, in the order of backward ops that the oracle knows."""
     monkeypatch.setattr(solver, "EXACT_OPS", 0)
-    monkeypatch.setattr(solver, "best_order", lambda problem: problem.graph.backward_steps)
+    monkeypatch.setattr(solver, "best_order", lambda problem, _: problem.graph.backward_steps)
 
 
 def solved(problem: Problem) -> Plan | None:

@@ -14,7 +14,9 @@ from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.solve.chain import chained
+from rematc.solve.clock import paused
 from rematc.solve.cutting import chains_of
+from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Written, expand, keep_all
 from rematc.solve.list_scheduling import RULES, Ties, listed
@@ -26,6 +28,7 @@ Order = tuple[int, ...]
 Needs = tuple[int, ...]  # bytes that backward needs: at the least, whatever the plan, and with all kept
 ENOUGH = 0.01  # of what is above resident, or of the cost: for less than that the order stays the graph's
 ENOUGH_SEGMENTS = 1.1  # times what segments need in the graph's order
+SHARE = 0.1  # of the time limit, to look at first plans
 WORTH = 0.001  # of what is above resident: an order that needs so much less is looked at
 
 
@@ -35,14 +38,14 @@ def orders(problem: Problem) -> list[Order]:
     return list(dict.fromkeys([problem.graph.backward_steps, *(listed(ties, rule) for rule in RULES)]))
 
 
-def best_order(problem: Problem) -> Order:
+def best_order(problem: Problem, limit_s: float = math.inf) -> Order:
     """The order to solve for: the graph's own, or one that is better by `ENOUGH`.
 
     Where everything fits in some order, that is the one. Else those that need less than the graph's own in
     one way, for what backward needs at the least, whatever the plan, or with everything kept, are judged by
     what recomputation costs in a first plan. Where there is none, it is one that needs no more in either, if
     forward falls into segments as well as in the graph's order: one that goes to and fro has much recomputed
-    at once.
+    at once. To look at first plans takes a tenth of ``limit_s``, which does not count.
     """
     tried = needs(problem, orders(problem))
     own = next(iter(tried))
@@ -53,8 +56,9 @@ def best_order(problem: Problem) -> Order:
     if problem.budget_bytes is None or not less:
         return own
     fitting = [order for order in (own, *less.values()) if tried[order][0] <= problem.budget_bytes]
-    if found := _cheapest(problem, fitting):
-        return found
+    with paused(SHARE * limit_s):
+        if found := _cheapest(problem, fitting, Deadline(SHARE * limit_s)):
+            return found
     better = [
         order
         for need, order in less.items()
@@ -66,10 +70,13 @@ def best_order(problem: Problem) -> Order:
     return next((order for order in best_first if _segment_bytes(problem, order) <= limit), own)
 
 
-def _cheapest(problem: Problem, tried: Sequence[Order]) -> Order | None:
+def _cheapest(problem: Problem, tried: Sequence[Order], deadline: Deadline) -> Order | None:
     """That with the cheapest first plan, a chain's or, if none has one, by dropping; the first if hardly."""
     for first in (chained, drop):
-        cost = {order: _cost_of_first(reordered(problem, order), first) for order in tried}
+        cost = {
+            order: _cost_of_first(reordered(problem, order), first) if deadline.left() > 0 else math.inf
+            for order in tried
+        }
         least = min(cost.values(), default=math.inf)
         if least < math.inf:
             is_enough = cost[tried[0]] <= (1 + ENOUGH) * least

@@ -102,7 +102,7 @@ def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) ->
     A refusal is of the order with the lowest plan.
     """
     own = problem.graph.backward_steps
-    best = own if _is_small(problem) else best_order(problem)
+    best = own if _is_small(problem) else best_order(problem, options.for_ops(len(problem.graph.ops)))
     refused: BudgetError | None = None
     for order in dict.fromkeys((best, own, *_order_that_fits(problem, known))):
         if refused and needs(problem, [order])[order][0] >= refused.minimum_bytes:
