@@ -59,10 +59,16 @@ def best_order(problem: Problem, limit_s: float = math.inf) -> Order:
     with paused(SHARE * limit_s):
         if found := _cheapest(problem, fitting, Deadline(SHARE * limit_s)):
             return found
+    return _lowest(problem, tried, list(less.values()))
+
+
+def _lowest(problem: Problem, tried: dict[Order, Needs], others: Sequence[Order]) -> Order:
+    """Of ``others`` that need no more than the graph's own, that which needs least; else the graph's own."""
+    own, *_ = tried
     better = [
         order
-        for need, order in less.items()
-        if all(map(int.__le__, need, tried[own])) and _save(problem, tried[own], need, ENOUGH)
+        for order in others
+        if all(map(int.__le__, tried[order], tried[own])) and _save(problem, tried[own], tried[order], ENOUGH)
     ]
     least_bytes = tried[own][0] - problem.base_bytes  # segments may be said to need less
     limit = ENOUGH_SEGMENTS * max(_segment_bytes(problem, own), least_bytes) if better else 0.0
@@ -112,7 +118,7 @@ def _keeps_all(problem: Problem, order: Order) -> bool:
     return budget is None or expand(problem, whole, keep_all(whole.core)).plan.peak_bytes <= budget
 
 
-def needs(problem: Problem, orders: list[Order]) -> dict[Order, tuple[int, int]]:
+def needs(problem: Problem, orders: list[Order]) -> dict[Order, Needs]:
     """The most that is alive in backward or at its end, in bytes: at the least, and with all kept."""
     found = map(loads, reduce_each(problem, orders))
     return {order: (max(least), max(kept)) for order, (least, kept) in zip(orders, found, strict=True)}
