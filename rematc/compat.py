@@ -555,7 +555,7 @@ def scheduled(lowering: Any) -> list[Any]:
 def origins_of_buffers(lowering: Any) -> dict[str, list[fx.Node]]:
     """For `lowered`, once its code is written: the FX nodes that each buffer is computed from.
 
-    None where a torch says that in another way: then it is not known which op needs what.
+    Empty where a torch says that in another way: then it is not known which op needs what.
     """
     with suppress(AttributeError):
         parts = [n for kernel in lowering.scheduler.nodes for n in kernel.get_nodes() if n.node is not None]

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rematc.errors import BudgetError
-from rematc.learn import OpNeed, learned, over_graph
+from rematc.learn import OpNeed, learned, over_graph, said_of
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -37,7 +38,7 @@ NeedsOfOps = Callable[[Plan], Mapping[int, OpNeed]]  # of the ops of a plan's co
 
 @dataclass(frozen=True)
 class Fitted:
-    """A plan, and its problem with the ``lowering_bytes`` that its code was found to need."""
+    """A plan, and its problem with the ``lowering_bytes`` that the code was found to need over the graph."""
 
     problem: Problem
     plan: Plan
@@ -58,32 +59,33 @@ def fit(
     was met. Raises `BudgetError`, with the smallest budget that is accepted, where no code fits. A plan that
     is ``given`` is tried first, and taken if its code fits.
     """
-    if given is not None and _fits(found := _lowered(problem, judged(problem, given), peak_of_code)):
+    if given is not None and _fits(found := _lowered(problem, given, peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     rounds = _Rounds(problem, peak_of_code, needs_of_ops, _Solver(options))
     for _ in range(ROUNDS):
         if not rounds.another():
             break
     best = rounds.best or rounds.between() or rounds.smallest()
-    return Fitted(best.problem, rounds.solver.accounted(best.plan, options.gap))
+    told = _told(problem, best.plan, best.plan.peak_bytes)  # others know the graph, and not what was learned
+    return Fitted(told.problem, rounds.solver.accounted(told.plan, options.gap))
 
 
 class _Rounds:
-    """What was learned of ``problem`` by now: ``known``, and the ``best`` plan whose code fits.
+    """What was learned of ``problem`` by now, and the ``best`` plan whose code fits.
 
-    ``floor`` is a plan that the graph has no lower one than, once one was looked for; ``lowest`` is, of all
-    whose code is known, one as low by the graph, of which the code needs least.
+    ``known`` is the problem with ``more`` for some ops. ``lowest`` is, where the graph has no plan, the one
+    of the lowest peak, or of those as low that of which the code needs least.
     """
 
     def __init__(
         self, problem: Problem, peak_of_code: PeakOfCode, needs_of_ops: NeedsOfOps, solver: _Solver
     ) -> None:
         self.problem, self.known, self.solver = problem, problem, solver
+        self.more: dict[int, int] = {}
         self.peak_of_code, self.needs_of_ops = peak_of_code, needs_of_ops
         self.plan: Plan | None = None  # of the round before
         self.best: Fitted | None = None
         self.lowest: Fitted | None = None
-        self.floor: Plan | None = None
         self.needed: float = math.inf  # by the code of the round before
 
     def another(self) -> bool:
@@ -91,14 +93,15 @@ class _Rounds:
         try:
             self.plan = self.solver.solved(self.known, self.plan)
         except BudgetError as e:
-            return not self.best and self._refused(e.plan)
+            others_come_first = self.best or (self.needed < math.inf and not self.lowest)
+            return not others_come_first and self._refused(e.plan)
         if self.best and self.plan.cost_ns > (1 - WORTH) * self.best.plan.cost_ns:
             return False
-        return self._learn(self._lowered(self.plan))
+        return self._learn(_lowered(self.known, self.plan, self.peak_of_code))
 
     def _refused(self, floor: Plan) -> bool:
         """Look at the plan of the lowest peak: its code may need less than the graph says."""
-        found, before, self.floor = self._lowest(floor), self.lowest, floor
+        found, before = self._lowest(self.known, floor), self.lowest
         if before and not _fits(found) and found.plan.peak_bytes >= before.plan.peak_bytes:
             return False
         self.lowest, self.plan = found, found.plan
@@ -107,18 +110,21 @@ class _Rounds:
     def _learn(self, found: Fitted) -> bool:
         """Is there more to try, now that what was ``found`` is known?"""
         before, needed, plan = self.known, self.needed, found.plan
-        self.known = learned(self.problem, before, plan, self.needs_of_ops(plan), plan.peak_bytes)
-        self.needed = plan.peak_bytes
+        limit = max(before.budget_bytes or 0, simulate(before, plan).peak_bytes - before.lowering_bytes)
+        self.more = learned(self.problem, self.more, self.needs_of_ops(plan), limit)
+        told = said_of(self.problem, self.more)
+        left = over_graph(told, plan, plan.peak_bytes)
+        # What is told of an op is true of the run that needed most, and may be too much for another.
+        left = max(left, 0) if any(size > 0 for size in self.more.values()) else left
+        self.known, self.needed = replace(told, lowering_bytes=told.lowering_bytes + left), plan.peak_bytes
         if _fits(found):
             self.best = found
-            return self.known != before and (not _is_full(found) or _was_held_up(before, self.known, plan))
+            is_done = not plan.cost_ns or (_is_full(found) and not _was_held_up(before, self.known, plan))
+            return self.known != before and not is_done
         is_less = self.needed < needed  # else it is no use to ask for less, if nobody knows where
         return self.known.costs != before.costs or (self.known != before and is_less)
 
-    def _lowered(self, plan: Plan) -> Fitted:
-        return _lowered(self.known, judged(self.known, plan), self.peak_of_code)
-
-    def _lowest(self, floor: Plan) -> Fitted:
+    def _lowest(self, problem: Problem, floor: Plan) -> Fitted:
         """Of ``floor``, the plan of the lowest peak, and the cheapest as low: the cheaper one that fits.
 
         If the code of neither does, that whose code needs less. ``floor`` is not lowered where it is `LONG`,
@@ -126,32 +132,36 @@ class _Rounds:
         """
         cheapest = floor
         with suppress(BudgetError):  # the clock may end this search before it has found as much
-            cheapest = self.solver.solved(self.known.with_budget(floor.peak_bytes), floor)
-        lowest = self._lowered(cheapest)
+            cheapest = self.solver.solved(problem.with_budget(floor.peak_bytes), floor)
+        lowest = _lowered(problem, cheapest, self.peak_of_code)
         is_other = cheapest.cost_ns < floor.cost_ns and len(floor.backward) <= LONG * len(cheapest.backward)
         if is_other and not _fits(lowest):
-            lowest = min(lowest, self._lowered(floor), key=lambda f: f.plan.peak_bytes)
-        return lowest
+            lowest = min(lowest, _lowered(problem, floor, self.peak_of_code), key=lambda f: f.plan.peak_bytes)
+        notes = tuple(dict.fromkeys((*lowest.plan.notes, *floor.notes)))
+        return lowest if _fits(lowest) else replace(lowest, plan=replace(lowest.plan, notes=notes))
 
-    def _lowest_by_graph(self) -> Plan:
-        if self.floor is None:
-            try:
-                self.floor = self.solver.solved(self.known.with_budget(1))
-            except BudgetError as e:
-                self.floor = e.plan
-        return self.floor
+    @cached_property
+    def _floor(self) -> Plan:
+        """That of the lowest peak by the graph."""
+        try:
+            return self.solver.solved(self.problem.with_budget(1))
+        except BudgetError as e:
+            plan: Plan = e.plan
+            return plan
 
     def between(self) -> Fitted | None:
-        """The cheapest plan whose code fits, of some between the budget and the lowest peak, by halves."""
-        assert self.problem.budget_bytes is not None
+        """The cheapest plan whose code fits, of some between the last one and the lowest peak, by halves."""
+        if self.lowest or not self.plan:
+            return None
         best: Fitted | None = None
-        low, high = self._lowest_by_graph().peak_bytes, self.problem.budget_bytes
+        low, high = self._floor.peak_bytes, simulate(self.problem, self.plan).peak_bytes
         for _ in range(HALVES if low < high else 0):
             middle = (low + high) // 2
             try:
-                found = self._lowered(self.solver.solved(self.known.with_budget(middle)))
+                plan = self.solver.solved(self.problem.with_budget(middle))
             except BudgetError:
                 break
+            found = _lowered(self.problem, plan, self.peak_of_code)
             if _fits(found):
                 low, best = middle, min(best or found, found, key=lambda f: f.plan.cost_ns)
             else:
@@ -159,13 +169,11 @@ class _Rounds:
         return best
 
     def smallest(self) -> Fitted:
-        """The plan whose code needs least by now, if it fits, else `BudgetError`."""
-        floor = self._lowest_by_graph()
-        found = self.lowest or self._lowest(floor)
+        """The plan of the lowest peak, if its code fits, else `BudgetError`."""
+        found = self.lowest or self._lowest(self.problem, self._floor)
         if _fits(found):
             return found
-        told = replace(found.plan, notes=tuple(dict.fromkeys((*found.plan.notes, *floor.notes))))
-        raise refusal(found.problem, told, bound_bytes=0) from None
+        raise refusal(found.problem, found.plan, bound_bytes=0)
 
 
 def _was_held_up(before: Problem, known: Problem, plan: Plan) -> bool:
@@ -216,12 +224,19 @@ def _noted(plan: Plan) -> Plan:
 
 
 def _lowered(problem: Problem, plan: Plan, peak_of_code: PeakOfCode) -> Fitted:
+    """What the code of ``plan`` needs, and ``problem`` with that."""
+    plan = judged(problem, plan)
     between_bytes = simulate(problem, plan).between_bytes if problem.meanwhile_bytes else 0
-    needed_bytes = max(peak_of_code(plan), between_bytes)
-    more_bytes = over_graph(problem, plan, needed_bytes)
+    found = _told(problem, plan, max(peak_of_code(plan), between_bytes))
+    log.info("plan %s: its code peaks at %d bytes", plan.digest, found.plan.peak_bytes)
+    return found
+
+
+def _told(problem: Problem, plan: Plan, peak_bytes: int) -> Fitted:
+    """``problem`` with what code that peaks there needs over the graph."""
+    more_bytes = over_graph(problem, plan, peak_bytes)
     told = replace(problem, lowering_bytes=problem.lowering_bytes + more_bytes)
-    found = Fitted(told, replace(plan, peak_bytes=needed_bytes, digest=told.digest))
-    log.info("plan %s: its code peaks at %d bytes, %+d over the graph", plan.digest, needed_bytes, more_bytes)
+    found = Fitted(told, replace(plan, peak_bytes=peak_bytes, digest=told.digest))
     if _fits(found):
         validate(found.problem, found.plan)
     return found

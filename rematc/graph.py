@@ -94,6 +94,12 @@ class Graph:
         """Indices of the ops that do nothing but view what they read, and may be taken again anywhere."""
         return frozenset(i for i, op in enumerate(self.ops) if self._is_view(op))
 
+    def made_bytes(self, op: int) -> int:
+        """Bytes of the storages that it makes."""
+        ends = self.ops[op].inputs, self.ops[op].outputs
+        read, made = ({self.values[v].storage for v in values} for values in ends)
+        return sum(self.storage_bytes[s] for s in made - read - self.resident)
+
     def _is_view(self, op: Op) -> bool:
         """Is all that it makes on one storage that it reads, or resident, and no other memory read?
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from rematc.graph import Graph
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate
@@ -23,7 +22,7 @@ def parted(
     by ops, is equal; one of None is computed alone. No step needs less than the plan says: a limit below its
     peak parts more, and lowers nothing.
 
-    >>> from rematc.graph import Op, Value
+    >>> from rematc.graph import Graph, Op, Value
     >>> from rematc.problem import OpCost
     >>> g = Graph((0, 8, 8, 8), tuple(Value(n, s) for s, n in enumerate("x a b c".split())),
     ...           tuple(Op(n, n, (s,), (s + 1,)) for s, n in enumerate("fgh")), inputs=(0,), outputs=(3,))
@@ -36,19 +35,11 @@ def parted(
     for position, (step, live_bytes) in enumerate(zip(profile.steps, profile.live_bytes, strict=True)):
         if step.op in problem.graph.views:
             continue
-        new_bytes = made_bytes(problem.graph, step.op)
         together = None if at_once[step.op] is None else (step.phase, at_once[step.op])
         if together is not None and together == last:
-            alive_bytes += new_bytes
+            alive_bytes += problem.graph.made_bytes(step.op)
             if alive_bytes <= limit_bytes:
                 continue
             found.add(position)
         alive_bytes, last = live_bytes, together
     return frozenset(found)
-
-
-def made_bytes(graph: Graph, op: int) -> int:
-    """Bytes of the storages that ``op`` makes."""
-    ends = graph.ops[op].inputs, graph.ops[op].outputs
-    read, made = ({graph.values[v].storage for v in values} for values in ends)
-    return sum(graph.storage_bytes[s] for s in made - read - graph.resident)

@@ -6,15 +6,14 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from rematc.kernels import made_bytes
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate
 
 
 class OpNeed(NamedTuple):
-    """Bytes while an op runs in a plan's code: the most alive, resident included, and the most over what the
-    plan says of that run.
+    """Bytes while an op runs in a plan's code, that run of which needs most: all that is alive, resident
+    included, and how much of it is over what the plan says.
     """
 
     alive_bytes: int
@@ -22,39 +21,50 @@ class OpNeed(NamedTuple):
 
 
 def learned(
-    problem: Problem, before: Problem, plan: Plan, needs: Mapping[int, OpNeed], peak_bytes: int
-) -> Problem:
-    """``problem`` with what the code of ``plan`` ``needs``, and what was learned ``before``.
+    problem: Problem, before: Mapping[int, int], needs: Mapping[int, OpNeed], limit_bytes: int
+) -> dict[int, int]:
+    """What is known of ops that need more bytes than ``problem`` says, or less: the most that was seen.
 
-    An op whose code needs more than the plan says, and more than the budget, has that as workspace (a
-    convolution that copies its weights, what a fused kernel has all at once), and all ops of its kind have as
-    much, unless their code was seen to need less. So has a backward op whose code needs less than the plan
-    says, below zero: it writes over what it reads.
-    ``lowering_bytes`` are what is left: by how much the code peaks, at ``peak_bytes``, above what the plan
-    says then, or below it.
+    ``before`` is what was known before code was seen that ``needs`` so much. An op that needs more than the
+    plan says, and more than ``limit_bytes``, has that from then on (a convolution that copies its weights,
+    what a fused kernel has all at once), and all ops of its kind have as much, unless they were seen to need
+    less. A backward op that needs less has that: it writes over what it reads.
 
     >>> from rematc.graph import Graph, Op, Value
     >>> from rematc.problem import OpCost
     >>> g = Graph((0, 8, 8, 8), tuple(Value(n, s) for s, n in enumerate("x a b c".split())),
     ...           tuple(Op(n, n, (s,), (s + 1,)) for s, n in enumerate("fgh")), inputs=(0,), outputs=(3,))
-    >>> chain, plan = Problem(g, (OpCost(5),) * 3, budget_bytes=20), Plan((), ())
-    >>> needs = {0: OpNeed(8, 0), 1: OpNeed(21, 5), 2: OpNeed(16, 0)}
-    >>> told = learned(chain, chain, plan, needs, peak_bytes=21)
-    >>> [cost.workspace_bytes for cost in told.costs], told.lowering_bytes
-    ([0, 5, 0], 0)
+    >>> chain = Problem(g, (OpCost(5),) * 3)
+    >>> more = learned(chain, {}, {0: OpNeed(8, 0), 1: OpNeed(21, 5), 2: OpNeed(16, 0)}, limit_bytes=20)
+    >>> more
+    {1: 5}
+    >>> told = said_of(chain, more)
+    >>> told.costs[1], over_graph(told, Plan((), ()), peak_bytes=21)
+    (OpCost(runtime_ns=5, workspace_bytes=5), 0)
     """
-    told_peak_bytes = simulate(before, plan).peak_bytes - before.lowering_bytes
-    limit_bytes = max(problem.budget_bytes or 0, told_peak_bytes)
-    over = {op: need for op, need in needs.items() if need.alive_bytes > limit_bytes and need.more_bytes > 0}
-    more = _more(problem, before, needs, over)
-    costs = tuple(
-        replace(cost, workspace_bytes=cost.workspace_bytes + size)
-        for cost, size in zip(problem.costs, more, strict=True)
-    )
-    told = replace(problem, lowering_bytes=0, costs=costs)
-    left = over_graph(told, plan, peak_bytes)
-    # What is told of an op is true of the run that needed most, and may be too much for another.
-    return replace(told, lowering_bytes=max(left, 0) if any(size > 0 for size in more) else left)
+    of_kind = dict[Hashable, int]()
+    for i, need in needs.items():
+        if need.alive_bytes > limit_bytes and need.more_bytes > 0:
+            kind = _kind(problem, i)
+            of_kind[kind] = max(need.more_bytes, of_kind.get(kind, 0))
+    more = dict(before)
+    for i, op in enumerate(problem.graph.ops):
+        new = of_kind.get(_kind(problem, i), 0)
+        seen = min(new, needs[i].more_bytes) if i in needs else new
+        if seen > 0:
+            more[i] = max(more.get(i, 0), seen)
+        elif i in needs and op.phase == "backward":
+            less = min(0, max(needs[i].more_bytes, -problem.graph.made_bytes(i)))
+            more[i] = max(more.get(i, less), less)
+    return more
+
+
+def said_of(problem: Problem, more: Mapping[int, int]) -> Problem:
+    """``problem`` with ``more`` workspace for some of its ops."""
+    costs = [*problem.costs]
+    for i, size in more.items():
+        costs[i] = replace(costs[i], workspace_bytes=costs[i].workspace_bytes + size)
+    return replace(problem, costs=tuple(costs))
 
 
 def over_graph(problem: Problem, plan: Plan, peak_bytes: int) -> int:
@@ -66,29 +76,6 @@ def over_graph(problem: Problem, plan: Plan, peak_bytes: int) -> int:
     said = max(*profile.live_bytes, profile.end_bytes)
     between = profile.between_bytes if problem.meanwhile_bytes else 0
     return 0 if said <= peak_bytes == between else peak_bytes - said
-
-
-def _more(
-    problem: Problem, before: Problem, needs: Mapping[int, OpNeed], over: Mapping[int, OpNeed]
-) -> list[int]:
-    """What each op needs beyond what ``problem`` says, in bytes: the most that was seen."""
-    of_kind = dict[Hashable, int]()
-    for i, need in over.items():
-        kind = _kind(problem, i)
-        of_kind[kind] = max(need.more_bytes, of_kind.get(kind, 0))
-    found = []
-    for i, (old, cost) in enumerate(zip(before.costs, problem.costs, strict=True)):
-        known, new = old.workspace_bytes - cost.workspace_bytes, of_kind.get(_kind(problem, i), 0)
-        seen = min(new, needs[i].more_bytes) if i in needs else new
-        if seen > 0:
-            found.append(max(known, seen))
-        elif known <= 0 and i in needs and problem.graph.ops[i].phase == "backward":
-            # No less than what is alive before it: the solver counts on that.
-            less = min(0, max(needs[i].more_bytes, -made_bytes(problem.graph, i)))
-            found.append(max(known or less, less))
-        else:
-            found.append(known)
-    return found
 
 
 def _kind(problem: Problem, op: int) -> Hashable:

@@ -87,14 +87,17 @@ class PeakOfCode:
         plan = one_of_each_storage(self.problem.graph, plan)
         _, steps_at_once = self.rehearsed[_key(plan, grouping)]
         profile, found = simulate(self.problem, plan), dict[int, OpNeed]()
+        views = self.problem.graph.views  # taken by whoever reads them
         for steps, above_bytes in steps_at_once:
+            if not (steps := [step for step in steps if profile.steps[step].op not in views]):
+                continue
             most = max(steps, key=profile.live_bytes.__getitem__)
             for step in steps:
                 op, said_bytes = profile.steps[step].op, profile.live_bytes[step]
                 alive_bytes = self.problem.resident_bytes + above_bytes
                 alive_bytes = alive_bytes if step == most else min(alive_bytes, said_bytes)
                 need = OpNeed(alive_bytes, alive_bytes - said_bytes)
-                found[op] = OpNeed(*map(max, need, found.get(op, need)))
+                found[op] = max(need, found.get(op, need))
         return found
 
     def split(self, plan: Plan) -> Modules:

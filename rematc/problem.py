@@ -20,7 +20,7 @@ LARGEST = 64 << 20  # characters of a file, which may be a stranger's; the large
 class OpCost:
     """What one run of an op costs: nanoseconds, and bytes that it needs only while it runs.
 
-    Those are below zero for a backward op that writes what it makes over what it reads.
+    Those are below zero, by no more than it makes, for a backward op that writes that over what it reads.
 
     >>> OpCost(runtime_ns=1200, workspace_bytes=0)
     OpCost(runtime_ns=1200, workspace_bytes=0)
@@ -165,10 +165,6 @@ def check(problem: Problem) -> None:
         isinstance(x, int) for x in (problem.lowering_bytes, *(c.workspace_bytes for c in problem.costs))
     ):
         raise ProblemError("lowering_bytes and workspace_bytes must be whole numbers")
-    for i, (op, cost) in enumerate(zip(g.ops, problem.costs, strict=True)):
-        if cost.workspace_bytes < 0 and op.phase == "forward":
-            what = f"op {i}: 'workspace_bytes' must be at least zero, and is {cost.workspace_bytes}"
-            raise ProblemError(f"{what}: only a backward op may have less")
     if any(not 0 <= v.storage < len(g.storage_bytes) for v in g.values):
         raise ProblemError("a value stands in a storage that does not exist")
     made = {*g.inputs, *g.tangents}
@@ -191,6 +187,11 @@ def check(problem: Problem) -> None:
     for v in (*g.outputs, *g.gradients):
         if v not in made:
             raise ProblemError(f"value {v} is an output and nobody makes it")
+    for i, (op, cost) in enumerate(zip(g.ops, problem.costs, strict=True)):
+        least = -g.made_bytes(i) if cost.workspace_bytes < 0 and op.phase == "backward" else 0
+        if cost.workspace_bytes < least:  # the solver counts on it that no op takes less than is there before
+            what = f"op {i}: 'workspace_bytes' must be at least {least}, and is {cost.workspace_bytes}"
+            raise ProblemError(f"{what}: a backward op may write what it makes over what it reads, no other")
     if problem.meanwhile_bytes and g.is_general:
         raise ProblemError("meanwhile_bytes are taken between the passes, and there are none")
 

@@ -133,7 +133,7 @@ class Rehearsal:
                     self.batches = [Batch(tuple(b), n) for b, n in zip(batches, alive, strict=True)]
                     return results
                 held, released = names.run(statement)
-                if names.made and has_run:
+                if names.made and has_run and not _is_part(statement):
                     batches.append([])
                     has_run = False
                 batches[-1] += names.made
@@ -243,6 +243,11 @@ class _Silent:
         if name.startswith("__"):  # torch asks whether it is a tensor of a kind of its own
             raise AttributeError(name)
         return self
+
+
+def _is_part(statement: ast.stmt) -> bool:
+    """Does it take one of several results apart? That is no new buffer."""
+    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Subscript)
 
 
 def _check_known(values: Iterable[Any]) -> None:

@@ -15,8 +15,7 @@ from rematc.baselines import min_cut, recompute_all, save_all
 from rematc.errors import BudgetError, ProblemError
 from rematc.fit import fit
 from rematc.graph import Graph
-from rematc.kernels import made_bytes
-from rematc.learn import OpNeed, learned
+from rematc.learn import OpNeed, learned, over_graph, said_of
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
@@ -49,8 +48,8 @@ class Hidden:
         found = dict[int, OpNeed]()
         said, true = (simulate(p, plan) for p in (self.problem, self.truth))
         for step, says, is_ in zip(said.steps, said.live_bytes, true.live_bytes, strict=True):
-            old = found.get(step.op, OpNeed(0, is_ - says))
-            found[step.op] = OpNeed(max(is_, old.alive_bytes), max(is_ - says, old.more_bytes))
+            need = OpNeed(is_, is_ - says)
+            found[step.op] = max(need, found.get(step.op, need))
         return found
 
 
@@ -83,15 +82,41 @@ def test_what_a_backward_op_writes_in_place_is_used(budget_bytes: int, ops: rang
     assert found.plan.cost_ns == solve(code.truth, OPTIONS).cost_ns < solve(code.problem, OPTIONS).cost_ns
 
 
+def wide_gradients() -> Hidden:
+    """A chain of 6 layers whose gradients are the largest: each is written over the one before."""
+    b = graphs.Builder()
+    a = [b.input("x")]
+    for i in range(6):
+        a += b.op(f"f{i}", [a[-1]], 1, target=f"f{i}")
+    dy = b.tangent("dy", 4)
+    for i in reversed(range(6)):
+        (dy,) = b.op(f"b{i}", [a[i], dy], 4, phase="backward", target=f"b{i}")
+    problem = b.problem([a[-1]], [dy])
+    return Hidden(problem, with_workspace(problem, {i: -4 for i in range(6, 12)}))
+
+
 def test_a_plan_is_found_where_only_writing_in_place_makes_it_fit() -> None:
-    code = hidden_chain(1, {i: -1 for i in range(12, 24)})
-    least = [pytest.raises(BudgetError) for _ in range(2)]
-    for problem, refused in zip((code.problem, code.truth), least, strict=True):
-        with refused:
-            solve(problem, OPTIONS)
-    with pytest.raises(BudgetError) as refused_by_code:
-        fit(code.problem, OPTIONS, code, None, code.of_ops)
-    assert refused_by_code.value.minimum_bytes == code(refused_by_code.value.plan)
+    code, smallest = wide_gradients(), []
+    for problem in (code.problem, code.truth):
+        with pytest.raises(BudgetError) as refused:
+            solve(problem, OPTIONS, budget_bytes=1)
+        smallest.append(refused.value.minimum_bytes)
+    assert smallest[1] < smallest[0]
+    limited = code.problem.with_budget(smallest[1])
+    found = fit(limited, OPTIONS, code, None, code.of_ops)
+    assert found.plan.peak_bytes == code(found.plan) <= smallest[1]
+    with pytest.raises(BudgetError) as refused:
+        fit(limited.with_budget(smallest[1] - 1), OPTIONS, code, None, code.of_ops)
+    assert refused.value.minimum_bytes == code(refused.value.plan)
+
+
+def test_what_was_learned_stays_within() -> None:
+    """Processes that train together pose the same graph: what a plan is for is the same to them."""
+    code = hidden_chain(8, {16: 4, 20: -1})
+    found = fit(code.problem, OPTIONS, code, None, code.of_ops)
+    assert found.problem == replace(code.problem, lowering_bytes=found.problem.lowering_bytes)
+    given = fit(code.problem, OPTIONS, code, found.plan, code.of_ops)
+    assert given.problem == found.problem and given.plan.digest == found.plan.digest
 
 
 @given(graphs.problems(), st.integers(0, 10**6), st.floats(0, 1))
@@ -100,7 +125,7 @@ def test_whatever_ops_need_what_is_accepted_fits_and_what_is_refused_names_a_pla
 ) -> None:
     rng = random.Random(seed)
     sizes = {
-        i: rng.choice([0, 0, 1, 4, -made_bytes(problem.graph, i) if op.phase == "backward" else 2])
+        i: rng.choice([0, 0, 1, 4, -problem.graph.made_bytes(i) if op.phase == "backward" else 2])
         for i, op in enumerate(problem.graph.ops)
     }
     more = {i: c.workspace_bytes + sizes[i] for i, c in enumerate(problem.costs)}
@@ -117,51 +142,54 @@ def test_whatever_ops_need_what_is_accepted_fits_and_what_is_refused_names_a_pla
     validate(found.problem, found.plan)
 
 
-def costs_of(told: Problem) -> list[int]:
-    return [cost.workspace_bytes for cost in told.costs]
-
-
-def test_alike_ops_need_alike_and_what_was_seen_stays() -> None:
-    problem = graphs.chain(3).with_budget(3)
-    plan = save_all(problem)
+def test_alike_ops_need_alike_and_the_most_that_was_seen_stays() -> None:
+    """The first op of the chain reads what is resident, which has no bytes: it is like no other."""
+    problem = graphs.chain(3)
     over, fits = OpNeed(5, 2), OpNeed(2, 0)
-    first = learned(problem, problem, plan, {0: fits, 1: over}, 5)
-    assert costs_of(first) == [0, 2, 2, 0, 0, 0]  # the first reads what is resident, which has no bytes
-    assert costs_of(learned(problem, problem, plan, {1: over, 2: OpNeed(3, 1)}, 5)) == [0, 2, 1, 0, 0, 0]
-    assert costs_of(learned(problem, problem, plan, {4: over, 3: OpNeed(3, -1)}, 5)) == [0, 0, 0, -1, 2, 0]
-    second = learned(problem, first, plan, {1: OpNeed(6, 1), 4: OpNeed(3, -1)}, 6)
-    assert costs_of(second) == [0, 2, 2, 0, -1, 0]
-    third = learned(problem, second, plan, {4: OpNeed(3, -9)}, 3)
-    assert costs_of(third) == [0, 2, 2, 0, -1, 0]
-    assert costs_of(learned(problem, third, plan, {4: OpNeed(3, 0)}, 3)) == [0, 2, 2, 0, 0, 0]
+    first = learned(problem, {}, {0: fits, 1: over}, 3)
+    assert first == {1: 2, 2: 2}
+    assert learned(problem, {}, {1: over, 2: OpNeed(3, 1)}, 3) == {1: 2, 2: 1}
+    assert learned(problem, {}, {4: over, 3: OpNeed(3, -1)}, 3) == {3: -1, 4: 2}
+    second = learned(problem, first, {1: OpNeed(6, 1), 4: OpNeed(3, -1)}, 3)
+    assert second == {1: 2, 2: 2, 4: -1}
+    third = learned(problem, second, {4: OpNeed(3, 0)}, 3)
+    assert third == {1: 2, 2: 2, 4: 0}
+    assert learned(problem, third, {4: OpNeed(3, -9)}, 3) == third
 
 
-def test_only_what_breaks_the_budget_is_blamed() -> None:
+def test_only_what_breaks_the_limit_is_blamed() -> None:
     """What a fused kernel has all at once depends on the plan: where it does no harm it is not counted."""
     problem, needs = graphs.chain(3), {3: OpNeed(9, 4)}
-    plan = save_all(problem)
-    assert costs_of(learned(problem.with_budget(8), problem.with_budget(8), plan, needs, 9))[3] == 4
-    assert costs_of(learned(problem.with_budget(9), problem.with_budget(9), plan, needs, 9))[3] == 0
+    assert learned(problem, {}, needs, 8) == {3: 4}
+    assert learned(problem, {}, needs, 9) == {3: 0}
 
 
-def test_no_more_is_written_in_place_than_is_made() -> None:
-    problem = graphs.chain(3).with_budget(3)
-    told = learned(problem, problem, save_all(problem), {0: OpNeed(1, -1), 3: OpNeed(1, -7)}, 4)
-    assert costs_of(told) == [0, 0, 0, -1, 0, 0]
+def test_no_more_is_written_in_place_than_is_made_and_nothing_in_forward() -> None:
+    assert learned(graphs.chain(3), {}, {0: OpNeed(1, -1), 3: OpNeed(1, -7)}, 3) == {3: -1}
 
 
-def test_only_a_backward_op_may_take_less_than_nothing() -> None:
+def test_what_is_said_of_ops_comes_on_top() -> None:
+    problem = graphs.chain(1)
+    problem = replace(problem, costs=(OpCost(1, 3), OpCost(1, 2)))
+    assert said_of(problem, {0: 4, 1: -3}).costs == (OpCost(1, 7), OpCost(1, -1))
+
+
+def test_only_a_backward_op_may_take_less_than_nothing_and_no_less_than_it_makes() -> None:
     graph: Graph = graphs.chain(1).graph
     Problem(graph, (OpCost(1), OpCost(1, -1)))
-    with pytest.raises(ProblemError, match="op 0: 'workspace_bytes' must be at least zero, and is -1"):
-        Problem(graph, (OpCost(1, -1), OpCost(1)))
+    for costs, told in (
+        ((OpCost(1, -1), OpCost(1)), "op 0: 'workspace_bytes' must be at least 0, and is -1"),
+        ((OpCost(1), OpCost(1, -2)), "op 1: 'workspace_bytes' must be at least -1, and is -2"),
+    ):
+        with pytest.raises(ProblemError, match=told):
+            Problem(graph, costs)
 
 
 def in_place(problem: Problem, seed: int) -> Problem:
     """``problem``, but some backward ops write some of what they make over what they read."""
     rng = random.Random(seed)
     backward = [i for i in problem.graph.backward if rng.random() < 0.6]
-    return with_workspace(problem, {i: -rng.randint(0, made_bytes(problem.graph, i)) for i in backward})
+    return with_workspace(problem, {i: -rng.randint(0, problem.graph.made_bytes(i)) for i in backward})
 
 
 @pytest.mark.parametrize("exact_ops", [0, solver.EXACT_OPS])
@@ -181,18 +209,17 @@ def test_plans_and_bounds_hold_where_ops_write_in_place(
 
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("fn", REHEARSED, ids=lambda fn: fn.__name__)
-def test_what_is_learned_of_real_code_is_what_it_needs(fn: Callable[..., Any]) -> None:
+def test_what_ops_of_real_code_need_is_all_that_it_needs(fn: Callable[..., Any]) -> None:
+    """Each kernel's memory is said of an op that it computes, and with it the plan's peak is the code's."""
     peak = peak_of(fn, *REHEARSED[fn])
+    views = peak.problem.graph.views
     for plan_of in (min_cut, recompute_all):
         plan = plan_of(peak.problem)
         needs, needed = peak.of_ops(plan), peak(plan)
-        told = learned(peak.problem, peak.problem, plan, needs, needed)
-        assert needed <= simulate(told, plan).peak_bytes <= 1.05 * needed
         most = max(need.alive_bytes for need in needs.values())
-        assert 0.9 * needed <= most <= needed  # the ends of the passes are of no op
-        said = dict.fromkeys(needs, 0)
-        profile = simulate(peak.problem, plan)
-        for step, live_bytes in zip(profile.steps, profile.live_bytes, strict=True):
-            if step.op in needs:
-                said[step.op] = max(said[step.op], live_bytes)
-        assert all(needs[i].alive_bytes <= said[i] + max(0, needs[i].more_bytes) for i in needs)
+        assert 0.8 * needed <= most <= needed  # the ends of the passes are of no op
+        ran = {step.op for step in simulate(peak.problem, plan).steps} - views
+        assert ran >= set(needs) and len(needs) > 0.6 * len(ran)
+        limit = simulate(peak.problem, plan).peak_bytes
+        told = said_of(peak.problem, learned(peak.problem, {}, needs, limit))
+        assert abs(over_graph(told, plan, needed)) <= 0.1 * needed

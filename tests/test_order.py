@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -237,31 +238,45 @@ def test_an_order_that_needs_little_less_can_cost_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_chain", "by_dropping", "expected"),
+    ("costs", "expected"),
     [
-        ({}, {}, 0),  # ns of the first plans in the orders, the graph's own first; none where nothing is said
-        ({0: 100}, {}, 0),
-        ({0: 100, 1: 99.5}, {}, 0),
-        ({0: 100, 1: 98}, {}, 1),
-        ({0: 100, 1: 98, 2: 97}, {}, 2),
-        ({1: 1000}, {0: 1}, 1),
-        ({}, {0: 7, 2: 5}, 2),
+        ({}, 0),  # ns of the first plans in the orders, the graph's own first; none where nothing is said
+        ({0: 100}, 0),
+        ({0: 100, 1: 99.5}, 0),
+        ({0: 100, 1: 98}, 1),
+        ({0: 100, 1: 98, 2: 97}, 2),
+        ({1: 1000}, 1),
     ],
 )
 def test_orders_are_judged_by_their_first_plans(
-    of_chain: dict[int, float], by_dropping: dict[int, float], expected: int, monkeypatch: pytest.MonkeyPatch
+    costs: dict[int, float], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = random_problem(0).with_budget(10**6)
     own, *others = [(i,) for i in range(3)]
     tried = {own: (10_000, 20_000), **{order: (9_980 - order[0], 20_010) for order in others}}
-    costs = {order_room.chained: of_chain, order_room.drop: by_dropping}
+    stand_in(monkeypatch, tried, lambda order: costs.get(order[0], math.inf))
+    assert best_order(random_problem(0).with_budget(10**6)) == (expected,)
+
+
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, tried: dict[Order, tuple[int, int]], cost: Callable[[Order], float]
+) -> None:
+    """These are the orders, with what they need, and the cost of their first plans."""
     monkeypatch.setattr(order_room, "orders", lambda _: list(tried))
     monkeypatch.setattr(order_room, "needs", lambda *_: tried)
     monkeypatch.setattr(order_room, "reordered", lambda _, order: order)
-    monkeypatch.setattr(
-        order_room, "_cost_of_first", lambda order, first: costs[first].get(order[0], math.inf)
-    )
-    assert best_order(problem) == (expected,)
+    monkeypatch.setattr(order_room, "_cost_of_first", cost)
+    monkeypatch.setattr(order_room, "_keeps_all", lambda *_: False)
+
+
+@pytest.mark.parametrize("name", ["vit", "vgg16"])
+def test_where_everything_fits_the_order_stays_and_no_plan_is_looked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = corpus.load(name)
+    own = problem.graph.backward_steps
+    monkeypatch.setattr(order_room, "_cost_of_first", lambda _: pytest.fail("looked for"))
+    monkeypatch.setattr(order_room, "ENOUGH", 1.0)  # no other is lighter
+    assert best_order(problem.with_budget(2 * needs(problem, [own])[own][1])) == own
 
 
 def test_where_no_order_has_a_first_plan_the_lowest_is_taken_that_needs_no_more(
@@ -282,16 +297,12 @@ def test_orders_are_looked_at_for_a_tenth_of_the_time_which_does_not_count(
     """Those that are not reached cost too much; a first plan of the graph's own is always looked for."""
     asked: list[Order] = []
 
-    def cost(order: Order, _: object) -> float:
+    def cost(order: Order) -> float:
         asked.append(order)
         spend(0.6)
         return 100.0 - order[0]
 
-    tried = {(i,): (10_000 - 100 * i, 20_000) for i in range(4)}
-    monkeypatch.setattr(order_room, "orders", lambda _: list(tried))
-    monkeypatch.setattr(order_room, "needs", lambda *_: tried)
-    monkeypatch.setattr(order_room, "reordered", lambda _, order: order)
-    monkeypatch.setattr(order_room, "_cost_of_first", cost)
+    stand_in(monkeypatch, {(i,): (10_000 - 100 * i, 20_000) for i in range(4)}, cost)
     for limit_s, looked_at in ((1.0, 1), (10.0, 2), (13.0, 3), (100.0, 4)):
         asked.clear()
         with counted(limit_s) as clock:

@@ -97,6 +97,13 @@ def test_a_ready_made_kernel_is_a_batch_of_its_own() -> None:
     assert batches(body, of(2)) == [((), 2), (("buf0",), 4), (("buf1",), 8)]
 
 
+def test_parts_of_what_a_ready_made_kernel_returns_are_its_own() -> None:
+    body = "buf0 = torch.ops.aten.sort.default(x0)\nbuf1 = buf0[0]\nbuf2 = buf0[1]\ndel buf0\n"
+    body += made("buf3", 4) + "kernel(buf1, buf3)\nreturn (buf3, )"
+    (_, (first, _), (second, _)) = batches(body, of(2))
+    assert {"buf0", "buf1", "buf2"} == set(first) and second == ("buf3",)
+
+
 KERNEL = """{0} = async_compile.triton('{0}', '''
 inductor_meta={{'mutated_arg_names': ['in_out_ptr0'], 'optimize_mem': {1}}}
 @triton.jit

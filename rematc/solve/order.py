@@ -7,7 +7,7 @@ orders, `loads` judges them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rematc.graph import Graph
@@ -18,9 +18,9 @@ from rematc.solve.clock import paused
 from rematc.solve.cutting import chains_of
 from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
-from rematc.solve.expand import Written, expand, keep_all
+from rematc.solve.expand import expand, keep_all
 from rematc.solve.list_scheduling import RULES, Ties, listed
-from rematc.solve.merge import Merged, merge, unmerged
+from rematc.solve.merge import merge, unmerged
 from rematc.solve.reduce import reduce, reduce_each
 from rematc.solve.spans import loads
 
@@ -53,7 +53,7 @@ def best_order(problem: Problem, limit_s: float = math.inf) -> Order:
     if _save(problem, tried[own][1:], tried[lightest][1:], ENOUGH) and _keeps_all(problem, lightest):
         return lightest
     less = {need: order for order, need in tried.items() if _save(problem, tried[own], need, WORTH)}
-    if problem.budget_bytes is None or not less:
+    if problem.budget_bytes is None or not less or _keeps_all(problem, own):
         return own
     fitting = [order for order in (own, *less.values()) if tried[order][0] <= problem.budget_bytes]
     with paused(SHARE * limit_s):
@@ -77,17 +77,15 @@ def _lowest(problem: Problem, tried: dict[Order, Needs], others: Sequence[Order]
 
 
 def _cheapest(problem: Problem, tried: Sequence[Order], deadline: Deadline) -> Order | None:
-    """That with the cheapest first plan, a chain's or, if none has one, by dropping; the first if hardly."""
-    for first in (chained, drop):
-        cost = {
-            order: _cost_of_first(reordered(problem, order), first) if deadline.left() > 0 else math.inf
-            for order in tried
-        }
-        least = min(cost.values(), default=math.inf)
-        if least < math.inf:
-            is_enough = cost[tried[0]] <= (1 + ENOUGH) * least
-            return tried[0] if is_enough else min(cost, key=cost.__getitem__)
-    return None
+    """That with the cheapest first plan; the first of all if it costs hardly more."""
+    cost = {
+        order: _cost_of_first(reordered(problem, order)) if deadline.left() > 0 else math.inf
+        for order in tried
+    }
+    least = min(cost.values(), default=math.inf)
+    if least == math.inf:
+        return None
+    return tried[0] if cost[tried[0]] <= (1 + ENOUGH) * least else min(cost, key=cost.__getitem__)
 
 
 def _save(problem: Problem, own: Needs, other: Needs, share: float) -> bool:
@@ -95,14 +93,16 @@ def _save(problem: Problem, own: Needs, other: Needs, share: float) -> bool:
     return any(b <= a - max(1, share * (a - problem.base_bytes)) for a, b in zip(own, other, strict=True))
 
 
-def _cost_of_first(problem: Problem, first: Callable[[Problem, Merged], Written | None]) -> float:
-    """Nanoseconds of recomputation in a first plan for this order; no bound where there is none."""
+def _cost_of_first(problem: Problem) -> float:
+    """Nanoseconds of recomputation in a first plan, a chain's or by dropping; infinite if there is none."""
     assert problem.budget_bytes is not None
     whole = unmerged(reduce(problem))
     over = expand(problem, whole, keep_all(whole.core)).plan.peak_bytes - problem.budget_bytes
-    little = max(0, min(problem.budget_bytes - problem.base_bytes, over))
-    found = first(problem, merge(whole.core, little))
-    return math.inf if found is None else found.plan.cost_ns
+    if over <= 0:
+        return 0.0
+    merged = merge(whole.core, min(problem.budget_bytes - problem.base_bytes, over))
+    found = filter(None, (chained(problem, merged), drop(problem, merged)))
+    return min((written.plan.cost_ns for written in found), default=math.inf)
 
 
 def _segment_bytes(problem: Problem, order: Order) -> float:

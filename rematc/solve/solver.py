@@ -97,14 +97,14 @@ def _is_small(problem: Problem) -> bool:
 
 
 def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
-    """In the best order; if that has no plan, in the graph's own, or that of what is ``known`` and fits.
+    """In the best order; if that has no plan, in that of what is ``known`` and fits, or the graph's own.
 
-    A refusal is of the order with the lowest plan.
+    A refusal is of the order with the lowest plan, and takes twice as long where that is another.
     """
     own = problem.graph.backward_steps
     best = own if _is_small(problem) else best_order(problem, options.for_ops(len(problem.graph.ops)))
     refused: BudgetError | None = None
-    for order in dict.fromkeys((best, own, *_order_that_fits(problem, known))):
+    for order in dict.fromkeys((best, *_order_that_fits(problem, known), own)):
         if refused and needs(problem, [order])[order][0] >= refused.minimum_bytes:
             continue
         try:
