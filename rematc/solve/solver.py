@@ -58,9 +58,9 @@ def solve(
     to start from, beside others: it, or one near it if it breaks the budget by little. The plan's
     ``bound_ns`` is a lower bound on the cost of every plan that recomputes right before a backward op that
     reads forward memory, with the backward ops in the plan's order: the graph's, that of ``known``, or
-    another that `best_order` prefers. ``status`` is "optimal" (proven within ``options.gap``), "feasible", or "greedy" if
-    nothing was found that is cheaper than the greedy plan. Raises `BudgetError` if nothing fits; its
-    ``minimum_bytes`` does fit. Raises `PlanError` if ``known`` is no plan of this problem.
+    another that `best_order` prefers. ``status`` is "optimal" (proven within ``options.gap``), "feasible",
+    or "greedy" if nothing was found that is cheaper than the greedy plan. Raises `BudgetError` if nothing
+    fits; its ``minimum_bytes`` does fit. Raises `PlanError` if ``known`` is no plan of this problem.
 
     >>> from rematc.graph import Graph, Op, Value
     >>> from rematc.problem import OpCost
