@@ -8,15 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import rematc
 from rematc.baselines import min_cut, recompute_all, save_all
 from rematc.errors import BudgetError, ProblemError
 from rematc.fit import fit
 from rematc.graph import Graph
 from rematc.learn import OpNeed, learned, over_graph, said_of
 from rematc.options import SolveOptions
+from rematc.peak import PeakOfCode
 from rematc.plan import Plan
 from rematc.problem import OpCost, Problem
 from rematc.simulate import simulate, validate
@@ -223,3 +227,18 @@ def test_what_ops_of_real_code_need_is_all_that_it_needs(fn: Callable[..., Any])
         limit = simulate(peak.problem, plan).peak_bytes
         told = said_of(peak.problem, learned(peak.problem, {}, needs, limit))
         assert abs(over_graph(told, plan, needed)) <= 0.1 * needed
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_model_s_plans_are_judged_with_what_its_ops_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)))
+    asked, of_ops = list[dict[int, OpNeed]](), PeakOfCode.of_ops
+
+    def spied(peak: PeakOfCode, plan: Plan) -> dict[int, OpNeed]:
+        asked.append(of_ops(peak, plan))
+        return asked[-1]
+
+    monkeypatch.setattr(PeakOfCode, "of_ops", spied)
+    with pytest.raises(BudgetError):
+        torch.compile(model, backend=rematc.backend(1))(torch.randn(256, 16))
+    assert asked and all(asked)
