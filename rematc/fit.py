@@ -62,9 +62,8 @@ def fit(
     if given is not None and _fits(found := _lowered(problem, given, peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     rounds = _Rounds(problem, peak_of_code, needs_of_ops, _Solver(options))
-    for _ in range(ROUNDS):
-        if not rounds.another():
-            break
+    while rounds.rounds and rounds.another():
+        pass
     best = rounds.best or rounds.between() or rounds.smallest()
     told = _told(problem, best.plan, best.plan.peak_bytes)  # others know the graph, and not what was learned
     return Fitted(told.problem, rounds.solver.accounted(told.plan, options.gap))
@@ -87,11 +86,14 @@ class _Rounds:
         self.best: Fitted | None = None
         self.lowest: Fitted | None = None
         self.needed: float = math.inf  # by the code of the round before
+        self.rounds = ROUNDS  # to go
 
     def another(self) -> bool:
         """Solve, lower and learn; False if another round is for nothing."""
+        self.rounds -= 1
+        near = self.best.plan if self.best else self.plan  # of a plan that fits, what is left is cheaper
         try:
-            self.plan = self.solver.solved(self.known, self.plan)
+            self.plan = self.solver.solved(self.known, near)
         except BudgetError as e:
             others_come_first = self.best or (self.needed < math.inf and not self.lowest)
             return not others_come_first and self._refused(e.plan)
@@ -111,7 +113,9 @@ class _Rounds:
         """Is there more to try, now that what was ``found`` is known?"""
         before, needed, plan = self.known, self.needed, found.plan
         limit = max(before.budget_bytes or 0, simulate(before, plan).peak_bytes - before.lowering_bytes)
-        self.more = learned(self.problem, self.more, self.needs_of_ops(plan), limit)
+        was_in_vain = self.rounds == 1 and not _fits(found)  # what ops need depends on the plan
+        if not was_in_vain:  # else the last round has less of everything
+            self.more = learned(self.problem, self.more, self.needs_of_ops(plan), limit)
         told = said_of(self.problem, self.more)
         left = over_graph(told, plan, plan.peak_bytes)
         # What is told of an op is true of the run that needed most, and may be too much for another.
@@ -122,7 +126,7 @@ class _Rounds:
             is_done = not plan.cost_ns or (_is_full(found) and not _was_held_up(before, self.known, plan))
             return self.known != before and not is_done
         is_less = self.needed < needed  # else it is no use to ask for less, if nobody knows where
-        return self.known.costs != before.costs or (self.known != before and is_less)
+        return self.known.costs != before.costs or (self.known != before and (is_less or was_in_vain))
 
     def _lowest(self, problem: Problem, floor: Plan) -> Fitted:
         """Of ``floor``, the plan of the lowest peak, and the cheapest as low: the cheaper one that fits.

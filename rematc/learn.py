@@ -28,7 +28,7 @@ def learned(
     ``before`` is what was known before code was seen that ``needs`` so much. An op that needs more than the
     plan says, and more than ``limit_bytes``, has that from then on (a convolution that copies its weights,
     what a fused kernel has all at once), and all ops of its kind have as much, unless they were seen to need
-    less. A backward op that needs less has that: it writes over what it reads.
+    less. An op that needs less has that: it writes over what it reads, which then is not alive any more.
 
     >>> from rematc.graph import Graph, Op, Value
     >>> from rematc.problem import OpCost
@@ -48,12 +48,12 @@ def learned(
             kind = _kind(problem, i)
             of_kind[kind] = max(need.more_bytes, of_kind.get(kind, 0))
     more = dict(before)
-    for i, op in enumerate(problem.graph.ops):
+    for i in range(len(problem.graph.ops)):
         new = of_kind.get(_kind(problem, i), 0)
         seen = min(new, needs[i].more_bytes) if i in needs else new
         if seen > 0:
             more[i] = max(more.get(i, 0), seen)
-        elif i in needs and op.phase == "backward":
+        elif i in needs:
             less = min(0, max(needs[i].more_bytes, -problem.graph.made_bytes(i)))
             more[i] = max(more.get(i, less), less)
     return more

@@ -172,6 +172,15 @@ def with_views_beside(problem: Problem, rng: random.Random) -> Problem | None:
     return None if len(values) == len(g.values) or _partly_returned(changed) else changed
 
 
+def in_place(problem: Problem, seed: int) -> Problem:
+    """``problem``, but some ops write some of what they make over what they read."""
+    rng, costs = random.Random(seed), [*problem.costs]
+    for i, cost in enumerate(costs):
+        if rng.random() < 0.6:
+            costs[i] = replace(cost, workspace_bytes=-rng.randint(0, problem.graph.made_bytes(i)))
+    return replace(problem, costs=tuple(costs))
+
+
 def _partly_returned(problem: Problem) -> bool:
     """Is some result of an op with several results returned, be it as a view, and another not?
 
@@ -274,5 +283,10 @@ def with_optima(problems: Iterable[Problem]) -> Iterator[tuple[Problem, int]]:
 
 
 def problems(ops: int = 10) -> st.SearchStrategy[Problem]:
-    """Random problems for hypothesis; the seed is what shrinks."""
-    return st.integers(0, 10**6).map(lambda seed: random_problem(seed, ops))
+    """Random problems for hypothesis, every third with ops in place; the seed is what shrinks."""
+
+    def of(seed: int) -> Problem:
+        problem = random_problem(seed, ops)
+        return problem if seed % 3 else in_place(problem, seed)
+
+    return st.integers(0, 10**6).map(of)

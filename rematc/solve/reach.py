@@ -58,6 +58,8 @@ class Space:
         self.bit = {b: n for n, group in enumerate(groups) for b in group}
         self.least_bytes = [min(core.block_bytes[b] for b in group) for group in groups]
         self.of = Subsets(self.least_bytes)
+        # A unit that writes in place leaves more than it needs, for a moment: both what it read and made.
+        self.over_bytes = max((0, *(-unit.workspace_bytes for unit in core.units)))
 
     def path(self, limit_bytes: int) -> dict[int, Stop] | None:
         """A way through the stages within ``limit_bytes`` that has little there; None if there is none."""
@@ -94,8 +96,8 @@ class Space:
         if goal == 0 and not any(b in self.bit for b in self.core.stages[t].reads):
             return Stop((), ()), 0
         room_bytes = limit_bytes - self.core.stages[t].before_bytes
-        within, steps = self.of.within(room_bytes), list[tuple[_Move | int, Family]]()
-        sets = self._ends(t, within, limit_bytes)
+        within, steps = self.of.within(room_bytes + self.over_bytes), list[tuple[_Move | int, Family]]()
+        sets = self._ends(t, self.of.within(room_bytes), limit_bytes)
         sets = self.of.keep(sets, self.of.part(dict.fromkeys(self.of.members(goal), True)))
 
         def before(step: _Move | int, new: Family) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -57,10 +59,11 @@ def solve(
     ``budget_bytes``, resident included, stands in for the problem's own. ``known`` is a plan of this problem
     to start from, beside others: it, or one near it if it breaks the budget by little. The plan's
     ``bound_ns`` is a lower bound on the cost of every plan that recomputes right before a backward op that
-    reads forward memory, with the backward ops in the plan's order: the graph's, that of ``known``, or
-    another that `best_order` prefers. ``status`` is "optimal" (proven within ``options.gap``), "feasible",
-    or "greedy" if nothing was found that is cheaper than the greedy plan. Raises `BudgetError` if nothing
-    fits; its ``minimum_bytes`` does fit. Raises `PlanError` if ``known`` is no plan of this problem.
+    reads forward memory, with the backward ops in the plan's order: that of ``known``, if it has a plan, else
+    the one that `best_order` prefers, or the graph's. ``status`` is "optimal" (proven within
+    ``options.gap``), "feasible", or "greedy" if nothing was found that is cheaper than the greedy plan.
+    Raises `BudgetError` if nothing fits; its ``minimum_bytes`` does fit. Raises `PlanError` if ``known`` is
+    no plan of this problem.
 
     >>> from rematc.graph import Graph, Op, Value
     >>> from rematc.problem import OpCost
@@ -97,29 +100,30 @@ def _is_small(problem: Problem) -> bool:
 
 
 def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
-    """In the best order; if that has no plan, in that of what is ``known`` and fits, or the graph's own.
+    """In the order of what is ``known``, or the best one; if that has no plan, in others.
 
-    A refusal is of the order with the lowest plan, and takes twice as long where that is another.
+    A refusal is of the order with the lowest plan, and takes longer where several are tried.
     """
-    own = problem.graph.backward_steps
-    best = own if _is_small(problem) else best_order(problem, options.for_ops(len(problem.graph.ops)))
-    refused: BudgetError | None = None
-    for order in dict.fromkeys((best, *_order_that_fits(problem, known), own)):
-        if refused and needs(problem, [order])[order][0] >= refused.minimum_bytes:
+    refused: dict[Order, BudgetError] = {}
+    for order in _orders(problem, options, known):
+        least = min((e.minimum_bytes for e in refused.values()), default=math.inf)
+        if order in refused or (refused and needs(problem, [order])[order][0] >= least):
             continue
         try:
             return _plan_in(order, problem, options, known)
         except BudgetError as e:
-            refused = min(refused or e, e, key=lambda each: each.minimum_bytes)
-    assert refused
-    raise refused
+            refused[order] = e
+    raise min(refused.values(), key=lambda e: e.minimum_bytes)
 
 
-def _order_that_fits(problem: Problem, known: Plan | None) -> list[Order]:
-    """That of ``known``, if it fits."""
-    budget = problem.budget_bytes
-    fits = known is not None and (budget is None or simulate(problem, known).peak_bytes <= budget)
-    return [order_of(known, problem)] if known and fits else []
+def _orders(problem: Problem, options: SolveOptions, known: Plan | None) -> Iterator[Order]:
+    """Those to try, one after the other: to look for another than a ``known`` plan has takes time."""
+    own = problem.graph.backward_steps
+    if known is not None:
+        yield order_of(known, problem)
+    if not _is_small(problem):
+        yield best_order(problem, options.for_ops(len(problem.graph.ops)))
+    yield own
 
 
 def _plan_in(order: Order, problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
