@@ -37,7 +37,7 @@ def learned(
     >>> chain = Problem(g, (OpCost(5),) * 3)
     >>> more = learned(chain, {}, {0: OpNeed(8, 0), 1: OpNeed(21, 5), 2: OpNeed(16, 0)}, limit_bytes=20)
     >>> more
-    {1: 5}
+    {0: 0, 1: 5, 2: 0}
     >>> told = said_of(chain, more)
     >>> told.costs[1], over_graph(told, Plan((), ()), peak_bytes=21)
     (OpCost(runtime_ns=5, workspace_bytes=5), 0)

@@ -172,6 +172,12 @@ def with_views_beside(problem: Problem, rng: random.Random) -> Problem | None:
     return None if len(values) == len(g.values) or _partly_returned(changed) else changed
 
 
+def each_of_its_kind(problem: Problem) -> Problem:
+    """``problem`` with a target of its own for each op."""
+    ops = tuple(replace(op, target=op.name) for op in problem.graph.ops)
+    return replace(problem, graph=replace(problem.graph, ops=ops))
+
+
 def in_place(problem: Problem, seed: int) -> Problem:
     """``problem``, but some ops write some of what they make over what they read."""
     rng, costs = random.Random(seed), [*problem.costs]

@@ -177,6 +177,8 @@ def test_the_wrong_type_in_an_op_is_told_with_the_op() -> None:
     op = data["ops"][0]
     for key in op:
         for stranger in wrong_for(op[key]):
+            # An op that writes in place takes less than nothing, but no less than it makes, which is 8 bytes.
+            stranger = -9 if (key, stranger) == ("workspace_bytes", -1) else stranger
             ops = [{**op, key: stranger}, data["ops"][1]]
             assert f"op 0: {key!r} must be" in refused("problem", json.dumps({**data, "ops": ops}))
     ops = [op, {k: v for k, v in op.items() if k != "target"}]

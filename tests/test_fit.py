@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from rematc.baselines import save_all
 from rematc.errors import BudgetError
 from rematc.fit import NOTE, fit
+from rematc.learn import OpNeed
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -250,6 +252,49 @@ def test_each_round_starts_from_the_plan_of_the_one_before(monkeypatch: pytest.M
     fit(problem, OPTIONS, Code(problem, 1.0, 2))
     assert len(known) > 1
     assert known == found[: len(known)]
+
+
+def test_a_round_starts_from_the_plan_that_fits_where_the_one_before_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A BERT's third round found a dearer plan than its first: it had begun from one that needed too much."""
+    known, found = list[Plan | None](), list[Plan]()
+    problem = graphs.each_of_its_kind(graphs.chain(12)).with_budget(9)
+
+    def solver(asked: Problem, options: SolveOptions, known_: Plan | None) -> Plan:
+        known.append(known_)
+        found.append(solve(asked, options))
+        return found[-1]
+
+    def over(plan: Plan) -> dict[int, OpNeed]:
+        return {2: OpNeed(12, 1)} if len(found) == 2 else {}
+
+    needs = iter((7, 10, 10, 10))
+    monkeypatch.setattr("rematc.fit.solve", lambda p, o, known: solver(p, o, known))
+    fit(problem, OPTIONS, lambda plan: next(needs), None, over)
+    assert found[0].cost_ns > found[1].cost_ns and len(known) > 2
+    assert [plan and plan.backward for plan in known[:3]] == [None, found[0].backward, found[0].backward]
+
+
+def test_the_last_round_has_less_of_everything_where_ops_need_more_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What runs at once in Inductor's code depends on the plan: a BERT was left 4 times as dear a plan."""
+    problem = graphs.each_of_its_kind(graphs.chain(12)).with_budget(9)
+    asked = list[Problem]()
+
+    def solver(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
+        asked.append(problem)
+        return solve(problem, options)
+
+    def over(plan: Plan) -> dict[int, OpNeed]:
+        return {len(asked): OpNeed(9 + len(asked), 1)}  # another op each time
+
+    monkeypatch.setattr("rematc.fit.solve", solver)
+    with suppress(BudgetError):
+        fit(problem, OPTIONS, lambda plan: 10, None, over)
+    assert [p.costs == q.costs for p, q in pairwise(asked[:4])] == [False, False, True]
+    assert asked[3].lowering_bytes > asked[2].lowering_bytes
 
 
 def test_a_round_has_part_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,10 +58,8 @@ class Hidden:
 
 
 def hidden_chain(budget_bytes: int, sizes: Mapping[int, int]) -> Hidden:
-    """A chain of 12 layers with one target and cost for each, so that none is like another."""
-    problem = graphs.chain(12).with_budget(budget_bytes)
-    ops = tuple(replace(op, target=op.name) for op in problem.graph.ops)
-    problem = replace(problem, graph=replace(problem.graph, ops=ops))
+    """A chain of 12 layers, none like another."""
+    problem = graphs.each_of_its_kind(graphs.chain(12)).with_budget(budget_bytes)
     return Hidden(problem, with_workspace(problem, sizes))
 
 
@@ -99,8 +97,24 @@ def wide_gradients() -> Hidden:
     return Hidden(problem, with_workspace(problem, {i: -4 for i in range(6, 12)}))
 
 
-def test_a_plan_is_found_where_only_writing_in_place_makes_it_fit() -> None:
-    code, smallest = wide_gradients(), []
+def wide_inside() -> Hidden:
+    """Six layers that are wide inside, as a softmax of scores is, which writes over them."""
+    b = graphs.Builder()
+    a, wide = [b.input("x")], []
+    for i in range(6):
+        (scores,) = b.op(f"scores{i}", [a[-1]], 4, target="scores")
+        wide += b.op(f"softmax{i}", [scores], 4, target="softmax")
+        a += b.op(f"out{i}", [wide[-1]], 1, target="out")
+    dy = b.tangent("dy", 1)
+    for i in reversed(range(6)):
+        (dy,) = b.op(f"b{i}", [a[i], wide[i], dy], 1, phase="backward", target="back")
+    problem = b.problem([a[-1]], [dy])
+    return Hidden(problem, with_workspace(problem, {3 * i + 1: -4 for i in range(6)}))
+
+
+@pytest.mark.parametrize("make", [wide_gradients, wide_inside])
+def test_a_plan_is_found_where_only_writing_in_place_makes_it_fit(make: Callable[[], Hidden]) -> None:
+    code, smallest = make(), []
     for problem in (code.problem, code.truth):
         with pytest.raises(BudgetError) as refused:
             solve(problem, OPTIONS, budget_bytes=1)

@@ -268,6 +268,21 @@ def stand_in(
     monkeypatch.setattr(order_room, "_keeps_all", lambda *_: False)
 
 
+def test_the_order_of_a_known_plan_stays_and_others_are_looked_for_if_it_has_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each round under Inductor begins from a plan: to look at orders again took up to 2 seconds of it."""
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+    problem = head(batch=4, weight=100)
+    own, best = problem.graph.backward_steps, best_order(problem)
+    looked = []
+    monkeypatch.setattr(solver, "best_order", lambda problem, _: looked.append(problem) or best)
+    found = solver.solve(problem, budget_bytes=116, known=kept(problem, own))
+    assert solver.order_of(found, problem) == own and not looked
+    found = solver.solve(problem, budget_bytes=109, known=kept(problem, own))
+    assert solver.order_of(found, problem) == best and looked
+
+
 @pytest.mark.parametrize("name", ["vit", "vgg16"])
 def test_where_everything_fits_the_order_stays_and_no_plan_is_looked_for(
     name: str, monkeypatch: pytest.MonkeyPatch
