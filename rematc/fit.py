@@ -113,9 +113,10 @@ class _Rounds:
         """Is there more to try, now that what was ``found`` is known?"""
         before, needed, plan = self.known, self.needed, found.plan
         limit = max(before.budget_bytes or 0, simulate(before, plan).peak_bytes - before.lowering_bytes)
-        was_in_vain = self.rounds == 1 and not _fits(found)  # what ops need depends on the plan
-        if not was_in_vain:  # else the last round has less of everything
-            self.more = learned(self.problem, self.more, self.needs_of_ops(plan), limit)
+        more = learned(self.problem, self.more, self.needs_of_ops(plan), limit)
+        if was_in_vain := self.rounds == 1 and not _fits(found):  # what is too much depends on the plan
+            more = {i: min(size, self.more.get(i, 0)) for i, size in more.items()}
+        self.more = more
         told = said_of(self.problem, self.more)
         left = over_graph(told, plan, plan.peak_bytes)
         # What is told of an op is true of the run that needed most, and may be too much for another.

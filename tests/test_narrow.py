@@ -23,12 +23,12 @@ from rematc.solve.lowest import lowest
 from rematc.solve.merge import Merged, merge, unmerged
 from rematc.solve.narrow import Narrowing
 from rematc.solve.reach import Group, Space
-from rematc.solve.reduce import Core, reduce
+from rematc.solve.reduce import Core, Stage, Unit, reduce
 from rematc.solve.spans import loads
 from rematc.solve.subsets import Family, Subsets
 from tests import oracle
 from tests.dags import random_dag
-from tests.graphs import chain, problems, random_problem
+from tests.graphs import chain, in_place, problems, random_problem
 
 
 @st.composite
@@ -66,6 +66,23 @@ def test_a_way_that_tracks_every_block_is_a_plan_within_the_limit(problem: Probl
         validate(problem, written.plan)
         late = any(core.units[u].pinned for stop in path.values() for u in stop.units)  # ours run in forward
         assert late or {stage for _, stage, _ in excesses(problem.with_budget(limit), written)} <= {None}
+
+
+def test_what_a_forward_op_writes_in_place_takes_more_once_it_has_run() -> None:
+    """Back over the stages, too: what was read is there with what was made until it goes."""
+    problem = in_place(random_problem(12), 12)
+    core = reduce(problem)
+    groups = [(b,) for b in range(len(core.block_bytes)) if b not in core.held]
+    assert Space(core, groups, range(len(core.stages))).path(15) is not None
+
+
+def test_a_block_that_gives_way_once_an_op_wrote_in_place_can_be_made_again() -> None:
+    """That nothing fits 13 bytes was said to be proven; the last stage needs 12 to make it, and then 13."""
+    unit = Unit(0, (), (0,), 1, 0, True, False)
+    stages = (Stage(1, (), 9, 9), Stage(2, (), 11, 11), Stage(3, (0,), 9, 10))
+    core = Core((3,), ((0,),), (unit,), stages, frozenset(), 7)
+    path = Space(core, [(0,)], range(3)).path(13)
+    assert path is not None and path[2].units == (0,)
 
 
 def test_between_the_passes_nothing_is_made_again() -> None:

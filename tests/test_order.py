@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import rematc
 from benchmarks import corpus
-from rematc.errors import PlanError
+from rematc.errors import BudgetError, PlanError
 from rematc.layers import read_in_backward
 from rematc.measure import measure
 from rematc.options import SolveOptions
@@ -268,7 +268,7 @@ def stand_in(
     monkeypatch.setattr(order_room, "_keeps_all", lambda *_: False)
 
 
-def test_the_order_of_a_known_plan_stays_and_others_are_looked_for_if_it_has_no_plan(
+def test_the_order_of_a_known_plan_stays_and_others_are_looked_for_if_it_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each round under Inductor begins from a plan: to look at orders again took up to 2 seconds of it."""
@@ -281,6 +281,25 @@ def test_the_order_of_a_known_plan_stays_and_others_are_looked_for_if_it_has_no_
     assert solver.order_of(found, problem) == own and not looked
     found = solver.solve(problem, budget_bytes=109, known=kept(problem, own))
     assert solver.order_of(found, problem) == best and looked
+
+
+@pytest.mark.parametrize("seed", [1726, 1817, 3093])
+def test_a_known_plan_that_does_not_fit_makes_none_dearer(seed: int) -> None:
+    """Its order had come first, and what it costs in that was called optimal."""
+    problem = random_problem(seed)
+    for order in orders(problem)[1:]:
+        known = kept(problem, order)
+        asked = problem.with_budget(simulate(problem, known).peak_bytes - 1)
+        if least := cheapest(asked):
+            found = solver.solve(asked, known=known)
+            assert found.cost_ns == least.cost_ns
+
+
+def cheapest(problem: Problem) -> Plan | None:
+    try:
+        return solver.solve(problem)
+    except BudgetError:
+        return None
 
 
 @pytest.mark.parametrize("name", ["vit", "vgg16"])

@@ -77,7 +77,10 @@ class Space:
         closed_bytes: int | None = None  # that many were alive beside, when no move led any further
         for t in self.stages:
             stage = self.core.stages[t]
-            sets &= self.of.within(limit_bytes - stage.before_bytes)
+            fits = self.of.within(limit_bytes - stage.before_bytes)
+            if (sets & ~fits).any():  # an op that wrote in place left more than it needed
+                closed_bytes = None
+            sets &= fits
             begun[t] = sets.copy()
             if not stage.is_between and (closed_bytes is None or stage.before_bytes < closed_bytes):
                 self._close(sets, limit_bytes - stage.before_bytes)

@@ -59,8 +59,8 @@ def solve(
     ``budget_bytes``, resident included, stands in for the problem's own. ``known`` is a plan of this problem
     to start from, beside others: it, or one near it if it breaks the budget by little. The plan's
     ``bound_ns`` is a lower bound on the cost of every plan that recomputes right before a backward op that
-    reads forward memory, with the backward ops in the plan's order: that of ``known``, if it has a plan, else
-    the one that `best_order` prefers, or the graph's. ``status`` is "optimal" (proven within
+    reads forward memory, with the backward ops in the plan's order: that of ``known``, if it fits, else the
+    one that `best_order` prefers, or the graph's. ``status`` is "optimal" (proven within
     ``options.gap``), "feasible", or "greedy" if nothing was found that is cheaper than the greedy plan.
     Raises `BudgetError` if nothing fits; its ``minimum_bytes`` does fit. Raises `PlanError` if ``known`` is
     no plan of this problem.
@@ -100,7 +100,7 @@ def _is_small(problem: Problem) -> bool:
 
 
 def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) -> Plan:
-    """In the order of what is ``known``, or the best one; if that has no plan, in others.
+    """In the order of what is ``known`` and fits, or the best one; if that has no plan, in others.
 
     A refusal is of the order with the lowest plan, and takes longer where several are tried.
     """
@@ -117,13 +117,16 @@ def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) ->
 
 
 def _orders(problem: Problem, options: SolveOptions, known: Plan | None) -> Iterator[Order]:
-    """Those to try, one after the other: to look for another than a ``known`` plan has takes time."""
-    own = problem.graph.backward_steps
-    if known is not None:
-        yield order_of(known, problem)
-    if not _is_small(problem):
+    """Those to try, one after the other: that of a ``known`` plan first, to look for another takes time."""
+    own, budget = problem.graph.backward_steps, problem.budget_bytes
+    is_of_use = known is not None and (budget is None or simulate(problem, known).peak_bytes <= budget)
+    of_known = [order_of(known, problem)] if known and is_of_use else []
+    if _is_small(problem):
+        yield from (own, *of_known)
+    else:
+        yield from of_known
         yield best_order(problem, options.for_ops(len(problem.graph.ops)))
-    yield own
+        yield own
 
 
 def _plan_in(order: Order, problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
