@@ -92,6 +92,8 @@ class _Rounds:
         """Solve, lower and learn; False if another round is for nothing."""
         self.rounds -= 1
         near = self.best.plan if self.best else self.plan  # of a plan that fits, what is left is cheaper
+        if self.best and not self._may_fit(self.best.plan):
+            return False  # so much is told of ops that to be refused, which takes long, is likely
         try:
             self.plan = self.solver.solved(self.known, near)
         except BudgetError as e:
@@ -100,6 +102,12 @@ class _Rounds:
         if self.best and self.plan.cost_ns > (1 - WORTH) * self.best.plan.cost_ns:
             return False
         return self._learn(_lowered(self.known, self.plan, self.peak_of_code))
+
+    def _may_fit(self, plan: Plan) -> bool:
+        """Does what is told of ops leave room for ``plan``, of which the code fits?"""
+        lowering_bytes = min(self.known.lowering_bytes, self.problem.lowering_bytes)
+        told, budget = replace(self.known, lowering_bytes=lowering_bytes), self.problem.budget_bytes
+        return budget is None or simulate(told, plan).peak_bytes <= budget
 
     def _refused(self, floor: Plan) -> bool:
         """Look at the plan of the lowest peak: its code may need less than the graph says."""

@@ -276,6 +276,25 @@ def test_a_round_starts_from_the_plan_that_fits_where_the_one_before_does_not(
     assert [plan and plan.backward for plan in known[:3]] == [None, found[0].backward, found[0].backward]
 
 
+def test_where_ops_are_told_to_need_too_much_for_a_plan_that_fits_no_other_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To be refused took a ViT 22 seconds, a third of its first step."""
+    problem, asked = graphs.each_of_its_kind(graphs.chain(12)).with_budget(9), list[Problem]()
+
+    def solver(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
+        asked.append(problem)
+        return solve(problem, options)
+
+    def over(plan: Plan) -> dict[int, OpNeed]:
+        return {18: OpNeed(99, 90)} if len(asked) == 2 else {}
+
+    needs = iter((7, 10))
+    monkeypatch.setattr("rematc.fit.solve", solver)
+    best = fit(problem, OPTIONS, lambda plan: next(needs), None, over).plan
+    assert len(asked) == 2 and best.backward == solve(problem, OPTIONS).backward
+
+
 def test_the_last_round_has_less_of_everything_where_ops_need_more_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
