@@ -93,8 +93,8 @@ def test_under_inductor_a_plan_keeps_the_seeds_and_draws_masks_again_where_there
     assert [op.pin for op in ops if saved.intersection(op.outputs) and "seeds" in op.target] == ["random"]
     masks = {i for i, op in enumerate(ops) if op.target == "prims.inductor_random.default"}
     again = masks.intersection(plan.backward)
-    assert len(masks) == 6 and again
-    assert {i for i in masks if saved.intersection(ops[i].outputs)} == masks - again
+    kept = {i for i in masks if saved.intersection(ops[i].outputs)}
+    assert len(masks) == 6 and again - kept and kept | again == masks
 
 
 def _peak(backend: rematc.Backend) -> Any:
