@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
-from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
@@ -13,13 +11,11 @@ from hypothesis import strategies as st
 from rematc.baselines import save_all
 from rematc.errors import BudgetError
 from rematc.fit import NOTE, fit
-from rematc.learn import OpNeed
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate, validate
 from rematc.solve import solve
-from rematc.solve.clock import spend
 from tests import graphs
 
 OPTIONS = SolveOptions(time_limit_s=1)
@@ -237,100 +233,6 @@ def test_what_the_lowest_bound_leaves_open_is_not_optimal(monkeypatch: pytest.Mo
     monkeypatch.setattr("rematc.fit.solve", solver)
     found = fit(problem, OPTIONS, Code(problem, 0.5, 0)).plan
     assert (found.bound_ns, found.status) == (0, "feasible")
-
-
-def test_each_round_starts_from_the_plan_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    known, found = list[Plan | None](), list[Plan | None]([None])
-
-    def solver(problem: Problem, options: SolveOptions, known_: Plan | None) -> Plan:
-        known.append(known_)
-        found.append(solve(problem, options))
-        return found[-1]
-
-    monkeypatch.setattr("rematc.fit.solve", lambda p, o, known: solver(p, o, known))
-    problem = chain(solve(chain(10**9), OPTIONS).peak_bytes - 1)
-    fit(problem, OPTIONS, Code(problem, 1.0, 2))
-    assert len(known) > 1
-    assert known == found[: len(known)]
-
-
-def test_a_round_starts_from_the_plan_that_fits_where_the_one_before_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A BERT's third round found a dearer plan than its first: it had begun from one that needed too much."""
-    known, found = list[Plan | None](), list[Plan]()
-    problem = graphs.each_of_its_kind(graphs.chain(12)).with_budget(9)
-
-    def solver(asked: Problem, options: SolveOptions, known_: Plan | None) -> Plan:
-        known.append(known_)
-        found.append(solve(asked, options))
-        return found[-1]
-
-    def over(plan: Plan) -> dict[int, OpNeed]:
-        return {2: OpNeed(12, 1)} if len(found) == 2 else {}
-
-    needs = iter((7, 10, 10, 10))
-    monkeypatch.setattr("rematc.fit.solve", lambda p, o, known: solver(p, o, known))
-    fit(problem, OPTIONS, lambda plan: next(needs), None, over)
-    assert found[0].cost_ns > found[1].cost_ns and len(known) > 2
-    assert [plan and plan.backward for plan in known[:3]] == [None, found[0].backward, found[0].backward]
-
-
-def test_where_ops_are_told_to_need_too_much_for_a_plan_that_fits_no_other_is_looked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """To be refused took a ViT 22 seconds, a third of its first step."""
-    problem, asked = graphs.each_of_its_kind(graphs.chain(12)).with_budget(9), list[Problem]()
-
-    def solver(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
-        asked.append(problem)
-        return solve(problem, options)
-
-    def over(plan: Plan) -> dict[int, OpNeed]:
-        return {18: OpNeed(99, 90)} if len(asked) == 2 else {}
-
-    needs = iter((7, 10))
-    monkeypatch.setattr("rematc.fit.solve", solver)
-    best = fit(problem, OPTIONS, lambda plan: next(needs), None, over).plan
-    assert len(asked) == 2 and best.backward == solve(problem, OPTIONS).backward
-
-
-def test_the_last_round_has_less_of_everything_where_ops_need_more_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What runs at once in Inductor's code depends on the plan: a BERT was left 4 times as dear a plan."""
-    problem = graphs.each_of_its_kind(graphs.chain(12)).with_budget(9)
-    asked = list[Problem]()
-
-    def solver(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
-        asked.append(problem)
-        return solve(problem, options)
-
-    def over(plan: Plan) -> dict[int, OpNeed]:
-        return {len(asked): OpNeed(9 + len(asked), 1)}  # another op each time
-
-    monkeypatch.setattr("rematc.fit.solve", solver)
-    with suppress(BudgetError):
-        fit(problem, OPTIONS, lambda plan: 10, None, over)
-    assert [p.costs == q.costs for p, q in pairwise(asked[:4])] == [False, False, True]
-    assert asked[3].lowering_bytes > asked[2].lowering_bytes
-
-
-def test_a_round_has_part_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it for the first, and solving took a third of a compile."""
-    limits = list[float]()
-
-    def solver(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
-        limits.append(options.time_limit_s or 0.0)
-        spend(limits[-1])
-        return solve(problem, OPTIONS)
-
-    monkeypatch.setattr("rematc.fit.solve", solver)
-    problem = chain(solve(chain(10**9), OPTIONS).peak_bytes - 1)
-    needs = count(10**6)  # more each time
-    with pytest.raises(BudgetError):
-        fit(problem, SolveOptions(time_limit_s=100), lambda plan: next(needs))
-    assert limits[:3] == pytest.approx([70, 40, 40])
 
 
 def test_a_given_plan_is_taken_if_its_code_fits_and_else_another_is_looked_for() -> None:
