@@ -1,19 +1,92 @@
-"""The arguments of one call of a graph, looked at once: there are hundreds, and it is done in each step."""
+"""The arguments of one call of a graph, looked at once: there are hundreds, and it is done in each step.
+
+Most are parameters and buffers, the same tensors in each call: what is known of those is not asked again.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from rematc.storages import Known, storages
+from rematc import compat
+from rematc.storages import storages
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory
+
+
+class Known:
+    """Which arguments are the same tensors from call to call, and the storages of those.
+
+    They are known by weak references, and found out from one look at all arguments to the next; there is one
+    where any is another, or was given other memory, as by ``w.data = ...``. ``places``: of the same ones, by
+    position; ``trained``: of them, those that have gradients.
+
+    >>> w, known = torch.nn.Parameter(torch.ones(4)), Known()
+    >>> known.looked_at((w, torch.ones(2))).places, known.looked_at((w, torch.ones(3))).places
+    ([0, 1], [0])
+    """
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self.trained: list[int] = []
+        self.storages: dict[int, int] = {}
+        self.cuda: torch.device | None = None
+        self._last: dict[int, weakref.ref[torch.Tensor]] = {}  # all that might be the same, at the last look
+        self._which: list[weakref.ref[torch.Tensor]] = []
+        self._at: list[int] = []  # where their memory is
+        self._there: list[int] = []  # their storages: once one is gone, another may be at its place
+        self._kept: list[StorageWeakRef] = []  # so that those numbers are no others'
+        self._count = -1
+
+    def looked_at(self, values: tuple[Any, ...]) -> Known:
+        """Itself, once it is right for ``values``."""
+        if len(values) != self._count or not self._holds([values[n] for n in self.places]):
+            self._look(values)
+        return self
+
+    def _holds(self, same: list[Any]) -> bool:
+        """Are they what they were, where they were?"""
+        return (
+            all(map(is_, [ref() for ref in self._which], same))
+            and [*map(torch.Tensor.data_ptr, same)] == self._at
+            and not compat.any_gone(self._there)
+        )
+
+    def _look(self, values: tuple[Any, ...]) -> None:
+        """Those are the same that were there at the last look too; at the first, all are taken to be."""
+        is_first, before = len(values) != self._count, self._last
+        self._count, self._last = len(values), {}
+        self.places = []
+        for n, value in enumerate(values):
+            if _stays(value):
+                self._last[n] = weakref.ref(value)
+                if is_first or before.get(n) is self._last[n]:
+                    self.places.append(n)
+        same = [values[n] for n in self.places]
+        self.trained = [n for n in self.places if values[n].requires_grad]
+        self.storages = dict(storages(same))
+        self._which = [self._last[n] for n in self.places]
+        self._at = [*map(torch.Tensor.data_ptr, same)]
+        self._kept = [StorageWeakRef(t.untyped_storage()) for t in same]
+        self._there = [storage.cdata for storage in self._kept]
+        self.cuda = next((t.device for t in same if t.is_cuda), None)
+
+
+def _stays(value: Any) -> bool:
+    """May it be the same in the next call, with all that can be said of it?"""
+    return type(value) in PLAIN and value.is_leaf and (type(value) is not torch.Tensor or not value.requires_grad)
 
 
 class Arguments:
     """``tensors`` of ``values``; those that have gradients are ``trained``, of them ``leaves`` keep theirs.
 
-    Storages that are ``known`` from other calls are not asked again.
+    What is ``known`` from other calls is not asked again.
 
     >>> w, x = torch.ones(2, requires_grad=True), torch.ones(2)
     >>> given = Arguments((w, x, 3, w * x))
@@ -23,23 +96,31 @@ class Arguments:
 
     def __init__(self, values: tuple[Any, ...], known: Known | None = None) -> None:
         self.values = values
-        self._known = Known() if known is None else known
-        self.tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        self.trained = [t for t in self.tensors if t.requires_grad]
-        self.leaves = [t for t in self.trained if t.is_leaf]
+        self._known = (Known() if known is None else known).looked_at(values)
+        places = set(self._known.places)
+        self._others = [
+            v for n, v in enumerate(values) if n not in places and isinstance(v, torch.Tensor)
+        ]
+        self.trained: Sequence[torch.Tensor] = [values[n] for n in self._known.trained]
+        self.leaves = self.trained
+        if any(t.requires_grad for t in self._others):  # in order, as gradients are
+            self.trained = [t for t in self.tensors if t.requires_grad]
+            self.leaves = [t for t in self.trained if t.is_leaf]
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        """In order."""
+        return [v for v in self.values if isinstance(v, torch.Tensor)]
 
     @cached_property
     def storages(self) -> dict[int, int]:
         """Their bytes by their keys."""
-        kept = [t for t in self.leaves if type(t) is torch.nn.Parameter]  # a subclass may have no memory
-        numbers = set(map(id, kept))
-        others = [t for t in self.tensors if id(t) not in numbers]
-        return {**self._known.storages(kept), **dict(storages(others))}
+        return {**self._known.storages, **dict(storages(self._others))}
 
     @cached_property
     def cuda(self) -> torch.device | None:
         """The CUDA device that they are on, if any is."""
-        return next((t.device for t in self.tensors if t.is_cuda), None)
+        return self._known.cuda or next((t.device for t in self._others if t.is_cuda), None)
 
     @property
     def are_from_eager_code(self) -> bool:

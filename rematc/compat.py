@@ -107,6 +107,12 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     return storage._cdata, hint(storage.nbytes())
 
 
+def any_gone(storages: Iterable[int]) -> bool:
+    """Is any storage gone, of which a `StorageWeakRef` has this number? Asked of all parameters in each step."""
+    expired: Any = torch.UntypedStorage._expired
+    return any(map(expired, storages))
+
+
 def is_higher_order(target: object) -> bool:
     """Is the target an op that carries graphs of its own (cond, scan, flex attention, ...)?"""
     return isinstance(target, torch._ops.HigherOrderOperator)
@@ -267,8 +273,13 @@ def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any] | None:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Has the tensor no memory? Asked of all parameters in each step."""
+    """Has the tensor no memory?"""
     return isinstance(tensor, FakeTensor)
+
+
+def is_any_fake(values: Iterable[Any]) -> bool:
+    """Is any of them a tensor without memory? Asked of all parameters in each step."""
+    return any(issubclass(kind, FakeTensor) for kind in set(map(type, values)))
 
 
 @contextmanager

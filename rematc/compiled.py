@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from rematc import compat
-from rematc.arguments import Arguments
+from rematc.arguments import Arguments, Known
 from rematc.cache import cache_folder
 from rematc.choose import choices_once
 from rematc.options import SolveOptions
@@ -17,7 +17,6 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.ranks import decision
 from rematc.share import Footprint, Use, use_of
-from rematc.storages import Known
 from rematc.survey import Outside
 
 NOTHING = Outside()

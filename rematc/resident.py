@@ -178,7 +178,7 @@ def _state_bytes(optimizer: Any) -> int:
 def _given_bytes(tensor: torch.Tensor) -> int:
     """For one of such a size, by the allocator of its device."""
     size = tensor.numel() * tensor.element_size()
-    return as_cuda(size) if tensor.device.type == "cuda" else size
+    return as_cuda(size) if tensor.is_cuda else size
 
 
 def _on_cuda(optimizer: Any) -> bool:

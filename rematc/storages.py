@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -37,28 +37,6 @@ def storages(values: Any) -> Iterator[tuple[int, int]]:
     """
     for tensor in tensors(values):
         yield compat.storage_of(tensor)
-
-
-class Known:
-    """The storages of parameters that come again in each step: to know them again takes little of the time.
-
-    >>> w, known = torch.nn.Parameter(torch.ones(4)), Known()
-    >>> known.storages([w]) is known.storages([w])
-    True
-    """
-
-    def __init__(self) -> None:
-        self._which: tuple[list[int], list[int]] = [], []  # which tensors they were, and where their memory
-        self._found: dict[int, int] = {}
-        self._there: list[StorageWeakRef] = []  # once one is gone, another may be at its place
-
-    def storages(self, parameters: Sequence[torch.Tensor]) -> dict[int, int]:
-        """Bytes by key; asked anew where any was given other memory, as by ``w.data = ...``."""
-        which = [*map(id, parameters)], [*map(torch.Tensor.data_ptr, parameters)]
-        if which != self._which or any(storage.expired() for storage in self._there):
-            self._which, self._found = which, dict(storages(parameters))
-            self._there = [StorageWeakRef(p.untyped_storage()) for p in parameters]
-        return self._found
 
 
 class Followed:

@@ -64,7 +64,7 @@ class Threads:
             again = first.made.plan is not None and compat.is_in_backward()
             if again:
                 self.say_once(IN_BACKWARD)
-            if again or first.made.plan is None or any(map(compat.is_fake, args)):
+            if again or first.made.plan is None or compat.is_any_fake(args):
                 return graphs.get(self.last.get(threading.current_thread()), first).made.run(*args)
             with self._turn() as steps:
                 if steps not in graphs:

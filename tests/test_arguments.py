@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rematc import compat
-from rematc.arguments import Arguments
-from rematc.storages import Known
+from rematc.arguments import Arguments, Known
 
 
 def asked(values: tuple[torch.Tensor, ...]) -> dict[int, int]:
