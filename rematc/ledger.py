@@ -54,7 +54,8 @@ class Ledger(Generic[G]):
 
     def begins(self) -> bool:
         """Does the next call begin a step? Then the last one is put on record."""
-        carried, through = ([c for c in calls if c.is_through] for calls in (self.held, self.running))
+        carried = [call for call in self.held if call.is_through]
+        through = [call for call in self.running if call.is_through]
         if not carried and not through and any(call.is_open for call in self.running):
             return False
         if len(through) < len(self.running) and self._in_turns(len(through)):

@@ -66,7 +66,7 @@ def _add_op(net: networkx.DiGraph, graph: Graph, index: int, of: list[int]) -> N
     banned = not is_cheap(op) or op.pin is not None or op.needed is not None
     for s in sorted({of[v] for v in op.outputs}.difference(reads)):
         net.add_edges_from((("out", u), ("in", s)) for u in reads)
-        if banned or not reads:
+        if banned:
             net.add_edge("source", ("in", s))
 
 

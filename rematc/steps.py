@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -56,11 +57,13 @@ RETRACED = (
 
 
 class Steps:
-    """The graphs that share a budget, and the steps that they ran in."""
+    """The graphs that share a budget, and the steps that they ran in, of which ``thread`` ran the last."""
 
     def __init__(self, options: Options, say_once: Callable[[str], None]) -> None:
         self.options = options
         self.say_once = say_once
+        self.thread: threading.Thread | None = None
+        self.running = 0  # calls of `run` that are not through
         self.budget_bytes = 0  # known once a graph was compiled
         self.calls: Ledger[Compiled] = Ledger()
         self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
@@ -118,13 +121,13 @@ class Steps:
             if self.calls.is_retraced:
                 self.say_once(RETRACED)
             self.surveys.begin(graph, args)
-            others = self.calls.held or self.calls.left  # most often none: to look takes time in each step
-            read = args.storages if others else {}
-            held = kept_beside(read, self.calls.held)
+            held = left = 0
+            if self.calls.held or self.calls.left:  # most often not: to look takes time in each step
+                held = kept_beside(args.storages, self.calls.held)
+                left = self.calls.left_bytes(args.storages)
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
             self.calls.count_beside(graph)
-            left = self.calls.left_bytes(read)
             if graph in self.calls.graphs:
                 self._look_around(graph, args, left)
                 self._plan_together(left)

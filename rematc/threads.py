@@ -11,10 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from rematc import compat
 from rematc.compiled import Compile, Compiled
@@ -22,6 +20,7 @@ from rematc.options import Options
 from rematc.steps import Steps
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 AT_ONCE = (
     "%d threads train at the same time by rematc.backend(budget=%r): each keeps to the budget by itself, and "
@@ -40,13 +39,11 @@ UNUSED = (
 
 
 class Threads:
-    """``steps`` are those of all threads, ``last`` those that each ran last, if nobody else did since."""
+    """``steps`` are those of all threads; each has a thread that ran it last, if nobody else did since."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.steps: list[Steps] = []
-        self.last: weakref.WeakKeyDictionary[threading.Thread, Steps] = weakref.WeakKeyDictionary()
-        self.running: Counter[Steps] = Counter()  # forward, just now
         self.lock = threading.Lock()
         self.said: set[str] = set()
         self.unused = weakref.finalize(self, log.warning, UNUSED, options.budget, compat.RECURRENT)
@@ -55,9 +52,13 @@ class Threads:
 
     def graph(self, compile: Compile, inputs: Any) -> Callable[..., Any]:
         """Compile a graph that Dynamo found; what is returned runs it forward, in any thread."""
-        with self._turn() as steps:
-            first = steps.graph(compile, inputs)
-        graphs: dict[Steps | None, Compiled] = {steps: first}
+        graphs: dict[Steps | None, Compiled] = {}
+
+        def found(steps: Steps) -> Compiled:
+            graphs[steps] = steps.graph(compile, inputs)
+            return graphs[steps]
+
+        first = self._in_turn(found)
 
         def forward(*args: Any) -> Any:
             # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
@@ -65,33 +66,27 @@ class Threads:
             if again:
                 self.say_once(IN_BACKWARD)
             if again or first.made.plan is None or compat.is_any_fake(args):
-                return graphs.get(self.last.get(threading.current_thread()), first).made.run(*args)
-            with self._turn() as steps:
-                if steps not in graphs:
-                    graphs[steps] = steps.graph(compile.anew(), list(args))
-                return steps.run(graphs[steps], args)
+                return graphs.get(self._last_of(threading.current_thread()), first).made.run(*args)
+            return self._in_turn(lambda steps: run(steps, args))
+
+        def run(steps: Steps, args: tuple[Any, ...]) -> Any:
+            if steps not in graphs:
+                graphs[steps] = steps.graph(compile.anew(), list(args))
+            return steps.run(graphs[steps], args)
 
         return forward
 
-    @contextmanager
-    def _turn(self) -> Iterator[Steps]:
-        """Inside, this thread runs the steps that it is given."""
+    def _in_turn(self, then: Callable[[Steps], T]) -> T:
+        """Do ``then`` with the steps of this thread: its own, or such as are free, or more."""
         me = threading.current_thread()
         with self.lock:
-            steps = self.last.get(me) or self._taken_by(me)
-            self.running[steps] += 1
+            steps = self._last_of(me) or self._free() or self._more()
+            steps.thread = me
+            steps.running += 1
         try:
-            yield steps
+            return then(steps)
         finally:
-            self.running[steps] -= 1
-
-    def _taken_by(self, me: threading.Thread) -> Steps:
-        """Those that are free, or more; they are nobody else's from now on."""
-        steps = self._free() or self._more()
-        for thread in [t for t, its in self.last.items() if its is steps]:
-            del self.last[thread]
-        self.last[me] = steps
-        return steps
+            steps.running -= 1
 
     def say_once(self, warning: str) -> None:
         """Of what keeps a budget from being kept, or kept well; where there is none, nothing is said."""
@@ -99,9 +94,15 @@ class Threads:
             log.warning("%s", warning)
             self.said.add(warning)
 
+    def _last_of(self, thread: threading.Thread) -> Steps | None:
+        for steps in self.steps:  # one, most often
+            if steps.thread is thread:
+                return steps
+        return None
+
     def _free(self) -> Steps | None:
         """Some in which nothing runs or waits to go back."""
-        return next((s for s in self.steps if not self.running[s] and not s.calls.open), None)
+        return next((s for s in self.steps if not s.running and not s.calls.open), None)
 
     def _more(self) -> Steps:
         if self.steps:
