@@ -121,10 +121,9 @@ class Steps:
             if self.calls.is_retraced:
                 self.say_once(RETRACED)
             self.surveys.begin(graph, args)
-            held = left = 0
-            if self.calls.held or self.calls.left:  # most often not: to look takes time in each step
-                held = kept_beside(args.storages, self.calls.held)
-                left = self.calls.left_bytes(args.storages)
+            others = self.calls.held or self.calls.left  # most often none: to look takes time in each step
+            held = kept_beside(args.storages, self.calls.held) if others else 0
+            left = self.calls.left_bytes(args.storages) if others else 0
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
             self.calls.count_beside(graph)

@@ -223,6 +223,11 @@ def _solve_large(
             improver.begin_from(_tightest(problem, merged))
             end = max(end, Deadline.after((1 - SEARCH) * limit_s), key=lambda d: d.at)  # a MILP may overrun
         bound_ns = max(bound_ns, improver.bound_ns)
+        is_near = _is_near(improver.best, bound_ns, options.gap)
+        if searching.is_over and merged.core is not merged.full and not is_near:
+            merged = unmerged(merged.full)  # nothing else is left to tell apart
+            searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
+            continue
         is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
         if if_far is end or searching.is_over or not is_close:
             improver.run((1 + options.gap) * bound_ns, options.gap / 2, end)
