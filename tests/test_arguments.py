@@ -1,5 +1,6 @@
 """What is known of a call's arguments from earlier calls: never more than is so."""
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,38 @@ def test_other_memory_at_the_same_place_is_asked() -> None:
         assert Arguments((first, second), known).storages == asked((first, second))
 
 
+def test_buffers_are_not_asked_again_and_batches_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ResNet-50 has as many buffers as parameters: each was asked in each step."""
+    known, w, buffer = Known(), parameter(4), torch.ones(3)
+    for size in (5, 6):  # after the second call it is known which of them comes again
+        assert Arguments((w, torch.ones(size), buffer), known).storages
+    asked: list[torch.Tensor] = []
+    of = compat.storage_of
+    monkeypatch.setattr(compat, "storage_of", lambda t: asked.append(t) or of(t))
+    batch = torch.ones(7)
+    assert len(Arguments((w, batch, buffer), known).storages) == 3
+    assert [t is batch for t in asked] == [True]
+
+
+def test_what_has_gradients_is_told_in_order_whoever_is_known() -> None:
+    """`Compiled.gradients_of` goes by their places; a result of another graph comes between parameters."""
+    known, first, last = Known(), parameter(2), parameter(3)
+    for _ in range(3):
+        made = torch.ones(4, requires_grad=True) * 2
+        given = Arguments((first, made, 7, last, torch.ones(2)), known)
+        assert [t.numel() for t in given.trained] == [2, 4, 3]
+        assert [t.numel() for t in given.leaves] == [2, 3]
+        assert [t.numel() for t in given.tensors] == [2, 4, 3, 2]
+
+
+def test_arguments_do_not_keep_what_they_know() -> None:
+    known, w = Known(), parameter(4)
+    Arguments((w,), known)
+    there = weakref.ref(w)
+    del w
+    assert there() is None
+
+
 def test_parameters_are_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     known, w, x = Known(), parameter(4), torch.ones(5)
     first = Arguments((w, x), known).storages
@@ -64,13 +97,13 @@ def test_parameters_are_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None
     assert Arguments((w, x), known).storages == first
 
 
-CHANGES = ["same", "data", "anew", "batch"]
+CHANGES = ["same", "data", "anew", "batch", "buffer", "fewer"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(CHANGES)), max_size=12))
 def test_what_is_known_is_what_is_asked(changes: list[tuple[int, str]]) -> None:
     known = Known()
-    weights, batch = [parameter(n + 1) for n in range(4)], torch.ones(3)
+    weights, batch, buffer = [parameter(n + 1) for n in range(4)], torch.ones(3), torch.ones(2)
     for n, change in changes:
         if change == "data":
             weights[n].data = torch.ones(n + 2)
@@ -78,5 +111,9 @@ def test_what_is_known_is_what_is_asked(changes: list[tuple[int, str]]) -> None:
             weights[n] = parameter(n + 1)
         elif change == "batch":
             batch = torch.ones(n + 1)
-        values = (*weights, batch)
-        assert Arguments(values, known).storages == asked(values)
+        elif change == "buffer":
+            buffer.data = torch.ones(n + 3)
+        values = (*weights[: 3 if change == "fewer" else 4], buffer, batch)
+        given = Arguments(values, known)
+        assert given.storages == asked(values)
+        assert [id(t) for t in given.trained] == [id(t) for t in given.leaves] == [id(w) for w in values[:-2]]

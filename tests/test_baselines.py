@@ -155,6 +155,17 @@ def test_min_cut_recomputes_the_cheap_from_the_small() -> None:
     assert plan("min_cut", b.problem([s], [dx])).saved == (a, s)
 
 
+def test_min_cut_saves_no_constant() -> None:
+    """What reads nothing is made again where it is read; a draw that reads nothing is not."""
+    b = Builder()
+    (ones,) = b.op("full", [], 4, target="aten.full.default")
+    (drawn,) = b.op("rand", [], 4, target="aten.rand.default", pin="random")
+    (a,) = b.op("mm", [b.input("x")], 4, target="aten.mm.default")
+    (dx,) = b.op("bw", [b.tangent("dy"), a, ones, drawn], 4, phase="backward")
+    found = plan("min_cut", b.problem([a], [dx]))
+    assert found.saved == (drawn, a) and 0 in found.backward
+
+
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_min_cut_saves_the_fewest_bytes(problem: Problem) -> None:

@@ -109,6 +109,15 @@ def test_the_search_knows_when_it_is_no_bound(seeds: range) -> None:
     assert as_one and merges > 20
 
 
+@pytest.mark.parametrize("budget_bytes", [32, 33])
+def test_what_was_merged_is_told_apart_where_rows_of_it_say_nothing_of_all_plans(budget_bytes: int) -> None:
+    """The cheapest plan was there, but its bound was 0: merged units were counted as if they ran as one."""
+    asked = read_later().with_budget(budget_bytes)
+    best, plan = oracle.search(asked), solve(asked)
+    assert best is not None and plan.bound_ns == plan.cost_ns == best.cost_ns
+    assert plan.status == "optimal"
+
+
 def test_no_row_is_asked_for_that_says_nothing_more() -> None:
     """Small blocks, which no row counts, can break the budget in forward: that is no reason to bound less."""
     problem = chain(12)

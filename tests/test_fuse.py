@@ -110,6 +110,15 @@ def test_what_stays_within_a_kernel_is_no_value() -> None:
     assert not [name for name in written if "sin" in name or "exp" in name]
 
 
+def test_constants_are_no_values() -> None:
+    """Kernels have them within: those of a cross entropy were written in forward, and kept for backward."""
+    labels = torch.arange(512) % 16
+    _, problem = posed(lambda x, w: F.cross_entropy(x @ w, labels), *SIZES)
+    graph = problem.graph
+    assert [op.name for op in graph.ops if op.phase == "forward"]
+    assert not [op.name for i, op in enumerate(graph.ops) if not op.inputs and i not in graph.views]
+
+
 @each_example
 def test_there_are_fewer_values_than_ops_make_and_less_is_alive(fn: Callable[..., Any]) -> None:
     fused, ops = posed(fn, *SIZES)[1], posed(fn, *SIZES, inner="eager")[1]
