@@ -24,8 +24,8 @@ class Known:
     """Which arguments are the same tensors from call to call, and the storages of those.
 
     They are known by weak references, and found out from one look at all arguments to the next; there is one
-    where any is another, or was given other memory, as by ``w.data = ...``. ``places``: of the same ones, by
-    position; ``trained``: of them, those that have gradients.
+    where any is another, or was given other memory, as by ``w.data = ...``. ``places`` are theirs among the
+    arguments, ``trained`` those of them with gradients, and ``others`` all other places.
 
     >>> w, known = torch.nn.Parameter(torch.ones(4)), Known()
     >>> known.looked_at((w, torch.ones(2))).places, known.looked_at((w, torch.ones(3))).places
@@ -35,6 +35,7 @@ class Known:
     def __init__(self) -> None:
         self.places: list[int] = []
         self.trained: list[int] = []
+        self.others: list[int] = []
         self.storages: dict[int, int] = {}
         self.cuda: torch.device | None = None
         self._last: dict[int, weakref.ref[torch.Tensor]] = {}  # all that might be the same, at the last look
@@ -61,15 +62,11 @@ class Known:
     def _look(self, values: tuple[Any, ...]) -> None:
         """Those are the same that were there at the last look too; at the first, all are taken to be."""
         is_first, before = len(values) != self._count, self._last
-        self._count, self._last = len(values), {}
-        self.places = []
-        for n, value in enumerate(values):
-            if _stays(value):
-                self._last[n] = weakref.ref(value)
-                if is_first or before.get(n) is self._last[n]:
-                    self.places.append(n)
+        self._count, self._last = len(values), {n: weakref.ref(v) for n, v in enumerate(values) if _stays(v)}
+        self.places = [n for n in self._last if is_first or (n in before and before[n]() is values[n])]
         same = [values[n] for n in self.places]
         self.trained = [n for n in self.places if values[n].requires_grad]
+        self.others = sorted(set(range(len(values))).difference(self.places))
         self.storages = dict(storages(same))
         self._which = [self._last[n] for n in self.places]
         self._at = [*map(torch.Tensor.data_ptr, same)]
@@ -80,7 +77,11 @@ class Known:
 
 def _stays(value: Any) -> bool:
     """May it be the same in the next call, with all that can be said of it?"""
-    return type(value) in PLAIN and value.is_leaf and (type(value) is not torch.Tensor or not value.requires_grad)
+    return (
+        type(value) in PLAIN
+        and value.is_leaf
+        and (type(value) is not torch.Tensor or not value.requires_grad)
+    )
 
 
 class Arguments:
@@ -97,10 +98,7 @@ class Arguments:
     def __init__(self, values: tuple[Any, ...], known: Known | None = None) -> None:
         self.values = values
         self._known = (Known() if known is None else known).looked_at(values)
-        places = set(self._known.places)
-        self._others = [
-            v for n, v in enumerate(values) if n not in places and isinstance(v, torch.Tensor)
-        ]
+        self._others = [values[n] for n in self._known.others if isinstance(values[n], torch.Tensor)]
         self.trained: Sequence[torch.Tensor] = [values[n] for n in self._known.trained]
         self.leaves = self.trained
         if any(t.requires_grad for t in self._others):  # in order, as gradients are

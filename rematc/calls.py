@@ -15,7 +15,7 @@ from rematc.survey import Survey
 G = TypeVar("G", bound=Hashable)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call(Generic[G]):
     """One forward pass of a graph: the storages of its inputs and results, and the leaves among its inputs.
 

@@ -108,7 +108,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def any_gone(storages: Iterable[int]) -> bool:
-    """Is any storage gone, of which a `StorageWeakRef` has this number? Asked of all parameters in each step."""
+    """Is any storage gone of which a `StorageWeakRef` has the number? Asked of parameters in each step."""
     expired: Any = torch.UntypedStorage._expired
     return any(map(expired, storages))
 

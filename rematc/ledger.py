@@ -11,6 +11,7 @@ Its steps are as long as the most calls that are open at once.
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -144,9 +145,11 @@ class Ledger(Generic[G]):
         if made:
             inputs = {key: size for key, size in inputs.items() if key not in made}
         leaves = [weakref.ref(t) for t in args.leaves]
-        own = Followed(results, args.storages, FOLLOWED_BYTES)
+        sizes = dict(storages(results))
+        followed = results if max(sizes.values(), default=0) >= FOLLOWED_BYTES else ()
+        own = Followed(followed, args.storages, FOLLOWED_BYTES)
         given = [(made[key], size) for key, size in gradients.items() if key in made]
-        call = Call(graph, kept_bytes, inputs, dict(storages(results)), leaves, own, given=given)
+        call = Call(graph, kept_bytes, inputs, sizes, leaves, own, given=given)
         for node in python_nodes({t.grad_fn for t in tensors(results)}):
             call.nodes.append(weakref.ref(node, call.node_gone))
             node.register_prehook(partial(self._goes_back, call))
@@ -185,4 +188,4 @@ class Ledger(Generic[G]):
     @property
     def graphs(self) -> list[G]:
         """Those that run in steps of several calls, each once, in order."""
-        return list(dict.fromkeys(graph for key in self.kinds for graph in key.forward))
+        return list(dict.fromkeys(itertools.chain.from_iterable(key.forward for key in self.kinds)))
