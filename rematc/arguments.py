@@ -5,6 +5,7 @@ Most are parameters and buffers, the same tensors in each call: what is known of
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,6 +19,7 @@ from rematc import compat
 from rematc.storages import storages
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory
+IDLE = 16  # calls from one look to the next, as long as nothing comes again: models may run in turns
 
 
 class Known:
@@ -25,7 +27,8 @@ class Known:
 
     They are known by weak references, and found out from one look at all arguments to the next; there is one
     where any is another, or was given other memory, as by ``w.data = ...``. ``places`` are theirs among the
-    arguments, ``trained`` those of them with gradients, and ``others`` all other places.
+    arguments, ``trained`` those of them with gradients, and ``others`` all other places. Whether one has
+    gradients is not asked again: code is compiled for that, and Dynamo guards it.
 
     >>> w, known = torch.nn.Parameter(torch.ones(4)), Known()
     >>> known.looked_at((w, torch.ones(2))).places, known.looked_at((w, torch.ones(3))).places
@@ -44,35 +47,44 @@ class Known:
         self._there: list[int] = []  # their storages: once one is gone, another may be at its place
         self._kept: list[StorageWeakRef] = []  # so that those numbers are no others'
         self._count = -1
+        self._wait: float = math.inf  # calls until the next look that is due anyway
 
     def looked_at(self, values: tuple[Any, ...]) -> Known:
         """Itself, once it is right for ``values``."""
-        if len(values) != self._count or not self._holds([values[n] for n in self.places]):
+        self._wait -= 1
+        if self._wait <= 0 or not self._holds(values):
             self._look(values)
         return self
 
-    def _holds(self, same: list[Any]) -> bool:
+    def _holds(self, values: tuple[Any, ...]) -> bool:
         """Are they what they were, where they were?"""
+        same = [values[n] for n in self.places] if len(values) == self._count else None
         return (
-            all(map(is_, [ref() for ref in self._which], same))
+            same is not None
+            and all(map(is_, [ref() for ref in self._which], same))
             and [*map(torch.Tensor.data_ptr, same)] == self._at
             and not compat.any_gone(self._there)
         )
 
     def _look(self, values: tuple[Any, ...]) -> None:
-        """Those are the same that were there at the last look too; at the first, all are taken to be."""
+        """Those are the same that were there at the last look too; at the first, all are taken to be.
+
+        Where those are others now, as with another model, the next call is looked at as well.
+        """
         is_first, before = len(values) != self._count, self._last
-        self._count, self._last = len(values), {n: weakref.ref(v) for n, v in enumerate(values) if _stays(v)}
-        self.places = [n for n in self._last if is_first or (n in before and before[n]() is values[n])]
-        same = [values[n] for n in self.places]
-        self.trained = [n for n in self.places if values[n].requires_grad]
-        self.others = sorted(set(range(len(values))).difference(self.places))
+        last = {n: weakref.ref(value) for n, value in enumerate(values) if _stays(value)}
+        places = [n for n in last if is_first or (n in before and before[n]() is values[n])]
+        same = [values[n] for n in places]
+        kept = [StorageWeakRef(t.untyped_storage()) for t in same]
         self.storages = dict(storages(same))
-        self._which = [self._last[n] for n in self.places]
-        self._at = [*map(torch.Tensor.data_ptr, same)]
-        self._kept = [StorageWeakRef(t.untyped_storage()) for t in same]
-        self._there = [storage.cdata for storage in self._kept]
+        self.trained = [n for n in places if values[n].requires_grad]
+        self.others = sorted(set(range(len(values))).difference(places))
         self.cuda = next((t.device for t in same if t.is_cuda), None)
+        self._which, self._at = [last[n] for n in places], [*map(torch.Tensor.data_ptr, same)]
+        self._there, self._kept = [storage.cdata for storage in kept], kept
+        is_other = not is_first and places != self.places
+        self._wait = 1 if is_other else math.inf if places else IDLE
+        self.places, self._last, self._count = places, last, len(values)
 
 
 def _stays(value: Any) -> bool:
@@ -117,7 +129,7 @@ class Arguments:
 
     @cached_property
     def cuda(self) -> torch.device | None:
-        """The CUDA device that they are on, if any is."""
+        """A CUDA device that they are on, if any is."""
         return self._known.cuda or next((t.device for t in self._others if t.is_cuda), None)
 
     @property

@@ -96,8 +96,8 @@ class Compiled:
 
     ``outside``: what surveys of its steps found by now. ``surveys`` of steps that it begins were
     made, ``tries`` begun. ``results_left_bytes``: of its results, while calls before it go back.
-    ``passing_bytes``: results of earlier steps that go when this one has new ones. ``known``: the storages of
-    what it trains. It was watched in ``looks`` steps, the last of them ``looked_in``;
+    ``passing_bytes``: results of earlier steps that go when this one has new ones. ``known``: arguments that
+    come again. It was watched in ``looks`` steps, the last of them ``looked_in``;
     ``ran`` is the code that ran last, ``ran_in`` the step in which that ran first.
     """
 

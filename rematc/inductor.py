@@ -17,10 +17,12 @@ from rematc.capture import Capture
 from rematc.costs import Prices
 from rematc.fuse import Kernel, fuse
 from rematc.garbage import garbage_waits
+from rematc.mincut import constants
 from rematc.over import over
 from rematc.passes import split
 from rematc.passes.replay import STEP, Place
 from rematc.problem import OpCost, Problem
+from rematc.schedule import saving
 
 log = logging.getLogger(__name__)
 NOWHERE = Place(-1, -1, -1)
@@ -91,6 +93,8 @@ def in_kernels(
 ) -> tuple[Capture, Problem]:
     """The same step with what Inductor writes as its values, read off one split that is lowered."""
     plan = min_cut(problem.with_budget(None))
+    inside = constants(problem.graph)
+    plan = saving(problem.graph, plan, tuple(v for v in plan.saved if v not in inside))
     modules = split(joint, captured, plan, num_fwd_outputs)
     with compat.lowering_as_asked():
         forward, backward = (

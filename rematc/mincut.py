@@ -60,13 +60,30 @@ def cheapest_cut(graph: Graph) -> frozenset[int]:
     return frozenset(s for s in sorted({*of}) if ("in", s) in near and ("out", s) not in near)
 
 
+def constants(graph: Graph) -> frozenset[int]:
+    """The values that cheap ops make of nothing: a compiler has them within the kernels that read them.
+
+    >>> from rematc.graph import Op, Value
+    >>> g = Graph((0, 8, 8, 8), tuple(Value(n, s) for s, n in enumerate("x a b c".split())),
+    ...           (Op("f", "aten.full.default", (), (1,)), Op("g", "aten.exp.default", (1,), (2,)),
+    ...            Op("h", "aten.add.Tensor", (0, 2), (3,))), (0,), outputs=(3,))
+    >>> sorted(constants(g))
+    [1, 2]
+    """
+    found: set[int] = set()
+    for op in (graph.ops[i] for i in graph.forward):
+        if is_cheap(op) and op.pin is None and op.needed is None and found.issuperset(op.inputs):
+            found.update(op.outputs)
+    return frozenset(found)
+
+
 def _add_op(net: networkx.DiGraph, graph: Graph, index: int, of: list[int]) -> None:
     op = graph.ops[index]
     reads = sorted({of[v] for v in op.inputs})
     banned = not is_cheap(op) or op.pin is not None or op.needed is not None
     for s in sorted({of[v] for v in op.outputs}.difference(reads)):
         net.add_edges_from((("out", u), ("in", s)) for u in reads)
-        if banned:
+        if banned or not reads:
             net.add_edge("source", ("in", s))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,8 +63,8 @@ class Steps:
     def __init__(self, options: Options, say_once: Callable[[str], None]) -> None:
         self.options = options
         self.say_once = say_once
-        self.thread: threading.Thread | None = None
-        self.running = 0  # calls of `run` that are not through
+        self.thread: weakref.ref[threading.Thread] | None = None
+        self.running = 0  # calls by it
         self.budget_bytes = 0  # known once a graph was compiled
         self.calls: Ledger[Compiled] = Ledger()
         self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
@@ -121,9 +122,8 @@ class Steps:
             if self.calls.is_retraced:
                 self.say_once(RETRACED)
             self.surveys.begin(graph, args)
-            others = self.calls.held or self.calls.left  # most often none: to look takes time in each step
-            held = kept_beside(args.storages, self.calls.held) if others else 0
-            left = self.calls.left_bytes(args.storages) if others else 0
+            read = args.storages if self.calls.held or self.calls.left else {}  # takes time
+            held, left = kept_beside(read, self.calls.held), self.calls.left_bytes(read)
             self._say_what_is_held(held)
             self.planned &= self.calls.kinds.keys()
             self.calls.count_beside(graph)

@@ -39,7 +39,7 @@ UNUSED = (
 
 
 class Threads:
-    """``steps`` are those of all threads; each has a thread that ran it last, if nobody else did since."""
+    """``steps`` are those of all threads; which of these ran each last, and runs it now, is written here."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -54,11 +54,11 @@ class Threads:
         """Compile a graph that Dynamo found; what is returned runs it forward, in any thread."""
         graphs: dict[Steps | None, Compiled] = {}
 
-        def found(steps: Steps) -> Compiled:
+        def compiled_in(steps: Steps) -> Compiled:
             graphs[steps] = steps.graph(compile, inputs)
             return graphs[steps]
 
-        first = self._in_turn(found)
+        first = self._in_turn(compiled_in)
 
         def forward(*args: Any) -> Any:
             # A checkpoint runs it again in backward: as it was. Fake tensors are DDP's, to learn of shapes.
@@ -81,7 +81,7 @@ class Threads:
         me = threading.current_thread()
         with self.lock:
             steps = self._last_of(me) or self._free() or self._more()
-            steps.thread = me
+            steps.thread = weakref.ref(me)  # it may have a batch, and be over
             steps.running += 1
         try:
             return then(steps)
@@ -96,7 +96,7 @@ class Threads:
 
     def _last_of(self, thread: threading.Thread) -> Steps | None:
         for steps in self.steps:  # one, most often
-            if steps.thread is thread:
+            if steps.thread is not None and steps.thread() is thread:
                 return steps
         return None
 

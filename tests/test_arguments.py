@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rematc import compat
-from rematc.arguments import Arguments, Known
+from rematc.arguments import IDLE, Arguments, Known
 
 
 def asked(values: tuple[torch.Tensor, ...]) -> dict[int, int]:
@@ -60,7 +60,7 @@ def test_other_memory_at_the_same_place_is_asked() -> None:
 def test_buffers_are_not_asked_again_and_batches_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ResNet-50 has as many buffers as parameters: each was asked in each step."""
     known, w, buffer = Known(), parameter(4), torch.ones(3)
-    for size in (5, 6):  # after the second call it is known which of them comes again
+    for size in (5, 6, 5, 6):  # by then it is known which of them comes again
         assert Arguments((w, torch.ones(size), buffer), known).storages
     asked: list[torch.Tensor] = []
     of = compat.storage_of
@@ -68,6 +68,18 @@ def test_buffers_are_not_asked_again_and_batches_are(monkeypatch: pytest.MonkeyP
     batch = torch.ones(7)
     assert len(Arguments((w, batch, buffer), known).storages) == 3
     assert [t is batch for t in asked] == [True]
+
+
+@pytest.mark.parametrize("others", [1, 2, 5])
+def test_after_another_model_parameters_are_known_again(others: int) -> None:
+    known, mine = Known(), (parameter(4), parameter(5))
+    for _ in range(2):
+        assert known.looked_at((*mine, torch.ones(2))).places
+    for _ in range(others):
+        known.looked_at((parameter(4), parameter(5), torch.ones(2)))
+    for _ in range(2 * IDLE + 1):
+        known.looked_at((*mine, torch.ones(2)))
+    assert known.looked_at((*mine, torch.ones(2))).places == [0, 1]
 
 
 def test_what_has_gradients_is_told_in_order_whoever_is_known() -> None:

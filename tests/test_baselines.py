@@ -12,7 +12,7 @@ from rematc.baselines import STRATEGIES, Strategy, every
 from rematc.errors import OptionError
 from rematc.graph import Graph, Op
 from rematc.layers import find_layers, read_in_backward
-from rematc.mincut import CHEAP, base_name, cheapest_cut
+from rematc.mincut import CHEAP, base_name, cheapest_cut, constants
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -155,15 +155,15 @@ def test_min_cut_recomputes_the_cheap_from_the_small() -> None:
     assert plan("min_cut", b.problem([s], [dx])).saved == (a, s)
 
 
-def test_min_cut_saves_no_constant() -> None:
-    """What reads nothing is made again where it is read; a draw that reads nothing is not."""
+def test_what_is_drawn_or_made_of_an_input_is_no_constant() -> None:
     b = Builder()
     (ones,) = b.op("full", [], 4, target="aten.full.default")
     (drawn,) = b.op("rand", [], 4, target="aten.rand.default", pin="random")
-    (a,) = b.op("mm", [b.input("x")], 4, target="aten.mm.default")
-    (dx,) = b.op("bw", [b.tangent("dy"), a, ones, drawn], 4, phase="backward")
-    found = plan("min_cut", b.problem([a], [dx]))
-    assert found.saved == (drawn, a) and 0 in found.backward
+    (ramp,) = b.op("exp", [ones], 4, target="aten.exp.default")
+    (x,) = b.op("add", [b.input("x"), ramp], 4, target="aten.add.Tensor")
+    (w,) = b.op("mm", [ones, ramp], 4, target="aten.mm.default")
+    (dx,) = b.op("bw", [b.tangent("dy"), x, w, drawn], 4, phase="backward")
+    assert constants(b.problem([x], [dx]).graph) == {ones, ramp}
 
 
 @settings(max_examples=100, deadline=None)

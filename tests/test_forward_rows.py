@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,10 @@ from rematc.problem import Problem
 from rematc.solve import solve, solver
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import expand, keep_all
-from rematc.solve.merge import merge
+from rematc.solve.merge import Merged, merge
 from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, refine
-from rematc.solve.search import search
+from rematc.solve.search import Search, search
 from rematc.solve.spans import tightest
 from tests import oracle
 from tests.graphs import Builder, chain, with_optima
@@ -116,6 +117,23 @@ def test_what_was_merged_is_told_apart_where_rows_of_it_say_nothing_of_all_plans
     best, plan = oracle.search(asked), solve(asked)
     assert best is not None and plan.bound_ns == plan.cost_ns == best.cost_ns
     assert plan.status == "optimal"
+
+
+@pytest.mark.parametrize("seed", [76, 192, 237])
+def test_where_nothing_was_merged_nothing_is_searched_twice(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[int] = []
+
+    def counting(problem: Problem, merged: Merged, *args: Any) -> Search:
+        searches.append(len(merged.core.units))
+        return Search(problem, merged, *args)
+
+    monkeypatch.setattr(solver, "Search", counting)
+    for asked, _ in with_optima([forward_beside(seed)]):
+        searches.clear()
+        solved(asked)
+        assert len(searches) == len(set(searches))
 
 
 def test_no_row_is_asked_for_that_says_nothing_more() -> None:

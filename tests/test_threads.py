@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -123,6 +125,23 @@ def test_threads_that_share_a_backend_train_as_each_alone(depths: tuple[int, ...
     assert backend.plans and max(plan.cost_ns for plan in backend.plans) > 0
     assert max(plan.peak_bytes for plan in backend.plans) <= budget_bytes
     assert all(sharing.peak_bytes(number) <= budget_bytes for number in range(len(depths)))
+
+
+def test_a_thread_that_is_over_is_let_go_of() -> None:
+    """It may have a model and its batch; what ran its steps had it as long as the backend was there."""
+
+    class Job(threading.Thread):
+        def run(self) -> None:
+            sharing.train(0)
+
+    sharing = Sharing((2,), eager(10**9))
+    job = Job()
+    job.start()
+    job.join()
+    there = weakref.ref(job)
+    del job
+    gc.collect()
+    assert sharing.gradients[0] and there() is None
 
 
 def of_threads(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -112,8 +112,11 @@ def _plan(problem: Problem, options: SolveOptions, known: Plan | None = None) ->
         try:
             return _plan_in(order, problem, options, known)
         except BudgetError as e:
-            refused[order] = e
-    raise min(refused.values(), key=lambda e: e.minimum_bytes)
+            refused[order] = e.with_traceback(None)
+    try:
+        raise min(refused.values(), key=lambda e: e.minimum_bytes)
+    finally:  # else that one and this frame hold each other, and all that callers have: a step's batch
+        refused.clear()
 
 
 def _orders(problem: Problem, options: SolveOptions, known: Plan | None) -> Iterator[Order]:
@@ -224,9 +227,10 @@ def _solve_large(
             end = max(end, Deadline.after((1 - SEARCH) * limit_s), key=lambda d: d.at)  # a MILP may overrun
         bound_ns = max(bound_ns, improver.bound_ns)
         is_near = _is_near(improver.best, bound_ns, options.gap)
-        if searching.is_over and merged.core is not merged.full and not is_near:
-            merged = unmerged(merged.full)  # nothing else is left to tell apart
+        if searching.is_over and merged.core != merged.full and end.left() > 0 and not is_near:
+            merged = unmerged(merged.full)  # as far as merged units can say, all is told apart
             searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
+            searching.bound, if_far = bound_ns, if_far if if_far.left() > 0 else end
             continue
         is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
         if if_far is end or searching.is_over or not is_close:
