@@ -6,6 +6,7 @@ Steps of one model are timed in turn, so that what else the machine does disturb
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -59,11 +60,16 @@ def rows_of(model: str, rounds: int) -> Iterator[Row]:
             cells[f"{costs} {budget}"] = Cell(ZOO[model](), made)
     torch._dynamo.reset()
     with dynamo.patch(recompile_limit=64):  # all cells run the same code
+        for cell in cells.values():
+            cell.step()
+            cell.clear()
+        gc.collect()
+        gc.freeze()  # what compilers left would be looked through before each step
         seconds = seconds_of_each(cells, rounds + 1)
     base = statistics.median(seconds["no limit"][1:])
     for (costs, budget), made in backends.items():
         pairs = list(zip(seconds[f"{costs} {budget}"], seconds["no limit"], strict=True))[1:]
-        measured = statistics.median(mine / other for mine, other in pairs) - 1  # the first round compiled
+        measured = statistics.median(mine / other for mine, other in pairs) - 1  # the first round warms up
         (plan,) = made.plans
         yield Row(model, costs, budget, plan.gap, plan.cost_ns / 1e9 / base, measured)
 
