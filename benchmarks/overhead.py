@@ -6,7 +6,6 @@ Steps of one model are timed in turn, so that what else the machine does disturb
 
 from __future__ import annotations
 
-import gc
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from torch._dynamo import config as dynamo
 import rematc
 from benchmarks.arguments import zoo_arguments
 from benchmarks.inductor import Cell
-from benchmarks.machine import seconds_of_each, write_results
+from benchmarks.machine import leave_compilers_garbage, seconds_of_each, write_results
 from rematc.options import Options
 from rematc.trace import plan_model
 from tests.zoo import ZOO
@@ -61,10 +60,8 @@ def rows_of(model: str, rounds: int) -> Iterator[Row]:
     torch._dynamo.reset()
     with dynamo.patch(recompile_limit=64):  # all cells run the same code
         for cell in cells.values():
-            cell.step()
-            cell.clear()
-        gc.collect()
-        gc.freeze()  # what compilers left would be looked through before each step
+            cell.step_and_clear()
+        leave_compilers_garbage()
         seconds = seconds_of_each(cells, rounds + 1)
     base = statistics.median(seconds["no limit"][1:])
     for (costs, budget), made in backends.items():

@@ -7,7 +7,6 @@ are timed in turn, so that what else the machine does disturbs all alike.
 
 from __future__ import annotations
 
-import gc
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ import rematc
 from benchmarks.arguments import zoo_arguments
 from benchmarks.inductor import Cell
 from benchmarks.llama import torchs_budget
-from benchmarks.machine import nothing_kept, seconds_of_each, write_results
+from benchmarks.machine import leave_compilers_garbage, nothing_kept, seconds_of_each, write_results
 from benchmarks.models import largest_difference
 from tests.zoo import ZOO
 
@@ -89,9 +88,8 @@ class Runs:
         return row
 
     def time(self, rounds: int) -> None:
-        """All cells in turn; what compilers left would be looked through before each step."""
-        gc.collect()
-        gc.freeze()
+        """All cells in turn."""
+        leave_compilers_garbage()
         for name, seconds in seconds_of_each(self.cells, rounds).items():
             next(row for row in self.rows if row.name == name).seconds = seconds
         alone = self.rows[0].seconds

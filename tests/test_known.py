@@ -11,6 +11,7 @@ from rematc.baselines import STRATEGIES, save_all
 from rematc.errors import BudgetError, PlanError
 from rematc.options import SolveOptions
 from rematc.plan import Plan
+from rematc.problem import Problem
 from rematc.simulate import simulate
 from rematc.solve import solve, solver, starts
 from rematc.solve.deadline import Deadline
@@ -29,6 +30,7 @@ from rematc.solve.order import (
 from rematc.solve.reduce import reduce
 from rematc.solve.search import Found, Search
 from tests.graphs import random_problem, with_optima
+from tests.test_order import head, kept
 
 
 @pytest.mark.parametrize("name", ["gpt2_2", "unet", "mlp"])
@@ -142,3 +144,37 @@ def test_a_plan_of_another_problem_is_an_error() -> None:
     problem = corpus.load("gpt2_2")
     with pytest.raises(PlanError, match="names op 100000"):
         solve(problem, budget_bytes=10**10, known=Plan((), (100_000,)))
+
+
+def test_the_order_of_a_known_plan_stays_and_others_are_looked_for_if_it_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each round under Inductor begins from a plan: to look at orders again took up to 2 seconds of it."""
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+    problem = head(batch=4, weight=100)
+    own, best = problem.graph.backward_steps, best_order(problem)
+    looked = []
+    monkeypatch.setattr(solver, "best_order", lambda problem, _: looked.append(problem) or best)
+    found = solve(problem, budget_bytes=116, known=kept(problem, own))
+    assert order_of(found, problem) == own and not looked
+    found = solve(problem, budget_bytes=109, known=kept(problem, own))
+    assert order_of(found, problem) == best and looked
+
+
+@pytest.mark.parametrize("seed", [1726, 1817, 3093])
+def test_a_known_plan_that_does_not_fit_makes_none_dearer(seed: int) -> None:
+    """Its order had come first, and what it costs in that was called optimal."""
+    problem = random_problem(seed)
+    for order in orders(problem)[1:]:
+        known = kept(problem, order)
+        asked = problem.with_budget(simulate(problem, known).peak_bytes - 1)
+        if least := cheapest(asked):
+            found = solve(asked, known=known)
+            assert found.cost_ns == least.cost_ns
+
+
+def cheapest(problem: Problem) -> Plan | None:
+    try:
+        return solve(problem)
+    except BudgetError:
+        return None

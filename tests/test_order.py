@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import rematc
 from benchmarks import corpus
-from rematc.errors import BudgetError, PlanError
+from rematc.errors import PlanError
 from rematc.layers import read_in_backward
 from rematc.measure import measure
 from rematc.options import SolveOptions
@@ -266,40 +266,6 @@ def stand_in(
     monkeypatch.setattr(order_room, "reordered", lambda _, order: order)
     monkeypatch.setattr(order_room, "_cost_of_first", cost)
     monkeypatch.setattr(order_room, "_keeps_all", lambda *_: False)
-
-
-def test_the_order_of_a_known_plan_stays_and_others_are_looked_for_if_it_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each round under Inductor begins from a plan: to look at orders again took up to 2 seconds of it."""
-    monkeypatch.setattr(solver, "EXACT_OPS", 0)
-    problem = head(batch=4, weight=100)
-    own, best = problem.graph.backward_steps, best_order(problem)
-    looked = []
-    monkeypatch.setattr(solver, "best_order", lambda problem, _: looked.append(problem) or best)
-    found = solver.solve(problem, budget_bytes=116, known=kept(problem, own))
-    assert solver.order_of(found, problem) == own and not looked
-    found = solver.solve(problem, budget_bytes=109, known=kept(problem, own))
-    assert solver.order_of(found, problem) == best and looked
-
-
-@pytest.mark.parametrize("seed", [1726, 1817, 3093])
-def test_a_known_plan_that_does_not_fit_makes_none_dearer(seed: int) -> None:
-    """Its order had come first, and what it costs in that was called optimal."""
-    problem = random_problem(seed)
-    for order in orders(problem)[1:]:
-        known = kept(problem, order)
-        asked = problem.with_budget(simulate(problem, known).peak_bytes - 1)
-        if least := cheapest(asked):
-            found = solver.solve(asked, known=known)
-            assert found.cost_ns == least.cost_ns
-
-
-def cheapest(problem: Problem) -> Plan | None:
-    try:
-        return solver.solve(problem)
-    except BudgetError:
-        return None
 
 
 @pytest.mark.parametrize("name", ["vit", "vgg16"])
