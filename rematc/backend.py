@@ -21,7 +21,7 @@ from rematc.options import Budget, Inner, Options, SolveOptions
 from rematc.partition import Partitioned, partitions
 from rematc.plan import Plan
 from rematc.problem import Problem
-from rematc.resident import gradient_bytes, optimizer_bytes
+from rematc.resident import training
 from rematc.survey import Outside
 from rematc.threads import Threads
 from rematc.traced import Traced
@@ -57,15 +57,16 @@ def backend(
     accumulate: bool | None = None,
     regather: bool = False,
 ) -> Backend:
-    """A backend for ``torch.compile`` that keeps the peak memory of a training step under ``budget``.
+    """A backend for ``torch.compile`` that keeps the peak memory of forward and backward under ``budget``.
 
     ``budget`` bounds the peak of forward and backward with everything resident counted in:
     "20GB" (10^9 bytes), "18.5GiB" (2^30), "80%" of the device's memory, a whole number of bytes, or
     None for no limit. ``inner="inductor"`` compiles the two graphs; ``inner="eager"`` runs them op by
     op, exact to the byte. ``reserve`` (bytes, or "2GB") is kept free for what rematc can't see, and
     ``optimizer`` (an optimizer, or a function from parameters to one) has the bytes of its state
-    kept free. The solver stops after ``time_limit_s`` seconds of work (None: 2 to 20, by the number of ops),
-    or once the plan is proven to be within ``gap`` of the cheapest.
+    kept free; where its own step takes more than the budget, a warning says so. The solver stops after
+    ``time_limit_s`` seconds of work (None: 2 to 20, by the number of ops), or once the plan is proven to be
+    within ``gap`` of the cheapest.
 
     ``costs`` says what recomputation is taken to cost: "measured" times each distinct op on the device, for
     ``measure_s`` seconds at most, once, and keeps the figures; "roofline" works them out of the
@@ -174,17 +175,15 @@ class _Compiler:
         options, done, before = self.backend.options, list[Partitioned](), sys.exc_info()[1]
         gm = _twin(self.gm)  # compilers change what they are given
         try:
-            beside = options.reserve_bytes + optimizer_bytes(options.optimizer, inputs)
-            accumulated = gradient_bytes(inputs, options.accumulate)
-            state = beside - options.reserve_bytes + accumulated
+            beside = training(options, inputs)
             if options.inner == "eager":
-                partition_fn = partitions(options, done.append, state, given)
+                partition_fn = partitions(options, done.append, beside, given)
                 compile = partial(compat.aot_eager, gm, partition_fn=partition_fn, compiler=op_by_op)
             else:
                 from rematc.inductor import compile_as_planned
                 from rematc.partitioner import Partitioner
 
-                partitioner = Partitioner(options, done.append, state, given, planned=True)
+                partitioner = Partitioner(options, done.append, beside, given, planned=True)
                 compile = partial(compile_as_planned, gm, partitioner=partitioner)
             run = self.traced.trace(compile, inputs)
         except Exception as e:
@@ -202,8 +201,9 @@ class _Compiler:
             log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
         problem, outside = done[-1].problem, done[-1].outside
         self.record(problem, plan, outside)
+        self.backend.threads.say_once(done[-1].warning)
         code = done[-1].code
-        return Made(run, problem, plan, accumulated, given.others_bytes, outside, code)
+        return Made(run, problem, plan, beside.accumulated_bytes, given.others_bytes, outside, code)
 
     def anew(self) -> _Compiler:
         """One with plans of its own."""

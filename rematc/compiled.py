@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -212,3 +212,18 @@ class Compiled:
         plan = replace(self.plan, peak_bytes=peak_bytes, digest=problem.digest)
         self.made = replace(self.made, problem=problem, plan=plan, outside=self.outside)
         self.compile.record(problem, plan, self.outside)
+
+
+def settled(
+    graphs: Sequence[Compiled], choose: Callable[[Sequence[Sequence[Use]]], Sequence[int] | None]
+) -> Sequence[int] | None:
+    """What ``choose`` picks among the graphs' uses, once it is known what the code of those plans needs."""
+    while (choice := choose([graph.uses for graph in graphs])) is not None:
+        if not any([graph.lower(number) for graph, number in zip(graphs, choice, strict=True)]):
+            break
+    return choice
+
+
+def picked(graphs: Sequence[Compiled], choice: Sequence[int]) -> list[Use]:
+    """The uses at the places of ``choice``."""
+    return [graph.uses[number] for graph, number in zip(graphs, choice, strict=True)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rematc.cards import card
-from rematc.errors import BudgetError, CaptureError, PlanError, ProblemError, RematcError
+from rematc.errors import BudgetError, CaptureError, OptionError, PlanError, ProblemError, RematcError
 
 FITS, OWN_FAULT, BAD_INPUT, TOO_SMALL = 0, 1, 2, 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -88,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--reserve", default="0", help='memory to keep free: "500MB"; default: 0')
     parser.add_argument(
+        "--optimizer", metavar="NAME", help="leave room for what one of torch.optim keeps, as AdamW"
+    )
+    parser.add_argument(
         "--time-limit", type=float, default=30.0, metavar="S", help="seconds of work to search; default: 30"
     )
     parser.add_argument(
@@ -112,7 +115,8 @@ def _explain(args: argparse.Namespace) -> int:
 
     reserve = 0 if args.reserve == "0" else args.reserve
     solve = SolveOptions(args.time_limit, args.gap)
-    options = Options(args.budget, args.inner, reserve, None, solve, costs=args.device or "auto")
+    optimizer = _optimizer(args.optimizer)
+    options = Options(args.budget, args.inner, reserve, optimizer, solve, costs=args.device or "auto")
     with without_memory() if args.device else nullcontext():
         model, inputs, loss_fn = _loaded(path, name, args)
         problem, plan = plan_model(model, inputs, loss_fn, options)
@@ -122,6 +126,17 @@ def _explain(args: argparse.Namespace) -> int:
     print(report(problem, plan, _columns()))
     print(f"\n{_use(args)}", flush=True)
     return FITS
+
+
+def _optimizer(name: str | None) -> Any:
+    from torch import optim
+
+    known = {n.lower(): kind for n, kind in vars(optim).items() if isinstance(kind, type)}
+    known.pop("optimizer")
+    if name is not None and name.lower() not in known:
+        names = ", ".join(sorted(kind.__name__ for kind in known.values()))
+        raise OptionError(f"--optimizer {name!r}: give the name of one of torch.optim: {names}")
+    return known[name.lower()] if name else None
 
 
 def _loaded(path: Path, name: str, args: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -167,6 +182,7 @@ def _use(args: argparse.Namespace) -> str:
     """The line of Python that trains under this plan."""
     given = "" if args.inner == "inductor" else f', inner="{args.inner}"'
     given += "" if args.reserve == "0" else f', reserve="{args.reserve}"'
+    given += "" if args.optimizer is None else ", optimizer=optimizer"
     budget = "None" if args.budget is None else f'"{args.budget}"'
     return f"to train so: torch.compile(model, backend=rematc.backend(budget={budget}{given}))"
 

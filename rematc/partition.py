@@ -18,6 +18,7 @@ from rematc.cache import cache_folder
 from rematc.compiled import ALONE, Given
 from rematc.errors import BudgetError
 from rematc.fit import fit
+from rematc.optimizer import said_of_step
 from rematc.options import Options, SolveOptions
 from rematc.passes import mark_static, split
 from rematc.passes.gathered import groups
@@ -26,9 +27,9 @@ from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
 from rematc.ranks import agree, decision, tightest
 from rematc.regather import gathered_again, shared
-from rematc.resident import forget_peak
+from rematc.resident import NO_TRAINING, Training, forget_peak
 from rematc.share import Footprint
-from rematc.simulate import judged, validate
+from rematc.simulate import judged, simulate, validate
 from rematc.solve import solve
 from rematc.survey import Outside
 from rematc.target import device_of, target_of
@@ -41,24 +42,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A joint graph, planned and split. The last two are as those of `Made`."""
+    """A joint graph, planned and split; ``outside`` and ``code`` are as those of `Made`.
+
+    ``warning``: what breaks the budget, whatever the plan is.
+    """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     problem: Problem
     plan: Plan
     outside: Outside
+    warning: str = ""
     code: Callable[[Plan], Footprint] | None = None
 
 
 def partitions(
-    options: Options, record: Callable[[Partitioned], object], state_bytes: int = 0, given: Given = ALONE
+    options: Options,
+    record: Callable[[Partitioned], object],
+    beside: Training = NO_TRAINING,
+    given: Given = ALONE,
 ) -> Callable[..., Any]:
     """`partition` as AOTAutograd calls it."""
 
     def partition_fn(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **told: Any) -> Any:
         mark_static(joint, told)
-        done = partition(joint, num_fwd_outputs, options, state_bytes, given)
+        done = partition(joint, num_fwd_outputs, options, beside, given)
         record(done)
         return done.forward, done.backward
 
@@ -69,7 +77,7 @@ def partition(
     joint: fx.GraphModule,
     num_fwd_outputs: int,
     options: Options,
-    state_bytes: int = 0,
+    beside: Training = NO_TRAINING,
     given: Given = ALONE,
     *,
     planned: bool = False,
@@ -84,7 +92,7 @@ def partition(
     given = replace(given, outside=given.outside | of_a_loss(joint, target))
     if given.plan is None:
         say_if_checkpointed(joint)
-    captured, problem = pose(joint, num_fwd_outputs, options, state_bytes, given, target)
+    captured, problem = pose(joint, num_fwd_outputs, options, beside, given, target)
     if options.regather:
         problem = tightest(groups(joint), problem)
     peak = None
@@ -103,15 +111,24 @@ def partition(
         decided.plans = (plan,)
     if known is None or known is taken_over or again:
         plans.keep(posed, options.solve, plan, folder)
-    if target.note:
-        plan = replace(plan, notes=(*plan.notes, target.note))
+    warning = _of_the_optimizer(problem, plan, options, beside, given)
+    plan = replace(plan, notes=(*plan.notes, *filter(None, (target.note, warning))))
     if options.regather:
         agree(groups(joint), plan)
     log.info("%s", plan.summary)
     forget_peak(device_of(joint))
     forward, backward = peak.split(plan) if peak else split(joint, captured, plan, num_fwd_outputs)
-    made = Partitioned(forward, backward, problem, plan, given.outside)
+    made = Partitioned(forward, backward, problem, plan, given.outside, warning)
     return replace(made, code=peak.above_resident) if peak else made
+
+
+def _of_the_optimizer(problem: Problem, plan: Plan, options: Options, beside: Training, given: Given) -> str:
+    """Whether its step takes more than the budget is known of a graph that is alone."""
+    if given.resident_bytes is not None or given.others_bytes:
+        return ""
+    gone = options.reserve_bytes + given.outside.held_bytes + beside.twice_bytes
+    graph = replace(problem, lowering_bytes=0, epilogue_bytes=0)
+    return said_of_step(simulate(graph, plan).end_bytes - gone, beside.needs, problem.budget_bytes)
 
 
 def _planned(

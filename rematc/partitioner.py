@@ -14,6 +14,7 @@ from rematc.options import Budget, Options, SolveOptions
 from rematc.partition import Partitioned, partition
 from rematc.passes import mark_static
 from rematc.plan import Plan
+from rematc.resident import NO_TRAINING, Training
 
 _Base: Any = compat.partitioner_base()
 
@@ -25,11 +26,11 @@ class Partitioner(_Base):
         self,
         options: Options,
         record: Callable[[Partitioned], object] | None = None,
-        state_bytes: int = 0,
+        beside: Training = NO_TRAINING,
         given: Given = ALONE,
         planned: bool = False,
     ) -> None:
-        self.options, self.state_bytes, self.given, self.planned = options, state_bytes, given, planned
+        self.options, self.beside, self.given, self.planned = options, beside, given, planned
         self.plans: list[Plan] = []
         self.record = record
 
@@ -37,7 +38,7 @@ class Partitioner(_Base):
         """Split a joint graph as the plan says."""
         mark_static(joint, told)
         options, given = self.options, self.given
-        done = partition(joint, num_fwd_outputs, options, self.state_bytes, given, planned=self.planned)
+        done = partition(joint, num_fwd_outputs, options, self.beside, given, planned=self.planned)
         self.plans.append(done.plan)
         if self.record is not None:
             self.record(done)
@@ -47,16 +48,16 @@ class Partitioner(_Base):
         """Names the settings: Inductor's cache key."""
         return "rematc-" + "-".join(map(repr, self.__getstate__()))
 
-    def __getstate__(self) -> tuple[Options, int, Given]:
+    def __getstate__(self) -> tuple[Options, Training, Given]:
         """Settings alone: Inductor hashes this state, and what was planned so far is no setting.
 
         Of the optimizer only its bytes count: it may be a function that can't be pickled.
         """
-        return replace(self.options, optimizer=None), self.state_bytes, self.given
+        return replace(self.options, optimizer=None), self.beside, self.given
 
-    def __setstate__(self, state: tuple[Options, int, Given]) -> None:
-        options, state_bytes, given = state
-        self.__init__(options, None, state_bytes, given)  # type: ignore[misc]
+    def __setstate__(self, state: tuple[Options, Training, Given]) -> None:
+        options, beside, given = state
+        self.__init__(options, None, beside, given)  # type: ignore[misc]
 
 
 def partitioner(

@@ -18,7 +18,7 @@ from rematc.options import Options, parse_budget
 from rematc.passes import canonicalize
 from rematc.problem import Problem
 from rematc.regather import without_price
-from rematc.resident import epilogue_bytes, resident_bytes
+from rematc.resident import NO_TRAINING, Training, epilogue_bytes, resident_bytes
 from rematc.storages import tensors
 from rematc.survey import Outside
 from rematc.target import Target, device_of, target_of
@@ -36,7 +36,7 @@ def pose(
     joint: fx.GraphModule,
     num_fwd_outputs: int,
     options: Options,
-    state_bytes: int = 0,
+    beside: Training = NO_TRAINING,
     given: Given = ALONE,
     target: Target | None = None,
 ) -> tuple[Capture, Problem]:
@@ -52,7 +52,7 @@ def pose(
     resident = given.resident_bytes
     if resident is None:
         there = resident_bytes(captured.graph, device_of(joint), given.others_bytes)
-        resident = there + options.reserve_bytes + state_bytes
+        resident = there + options.reserve_bytes + beside.resident_bytes
     budget = given.budget_bytes or parse_budget(options.budget, target.memory_bytes)
     there, meanwhile = resident + given.outside.held_bytes, given.outside.meanwhile_bytes
     copies = epilogue_bytes(joint, captured, target.rounded)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from rematc import compat
 from rematc.capture import Capture
-from rematc.errors import OptionError
 from rematc.graph import COLLECTIVES, Graph
 from rematc.highest import forget
-from rematc.rounding import Rounding, as_cuda, exactly
+from rematc.optimizer import Needs, optimizer_needs
+from rematc.options import COSTS, Options
+from rematc.rounding import Rounding, exactly, given_bytes
 
 
 def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) -> int:
@@ -96,38 +97,32 @@ def _same_layout(grad: torch.Tensor, param: torch.Tensor) -> bool:
     return all(g == p for size, g, p in steps if compat.hint(size) > 1)
 
 
-def optimizer_bytes(optimizer: Any, inputs: list[Any]) -> int:
-    """Bytes of the state that ``optimizer`` will hold after its first step and does not hold yet.
+class Training(NamedTuple):
+    """Bytes that training takes beside what is there when a graph is compiled.
 
-    ``optimizer`` is an instance, in a wrapper of a framework's or not, or a function that makes one from the
-    parameters among ``inputs``. It is run on tensors without memory; yours is not touched. Raises
-    `OptionError` if that fails.
+    ``needs``: of the optimizer. ``accumulated_bytes``: `gradient_bytes`. When the backward pass ends
+    ``twice_bytes`` of gradients are there beside the new ones, and then have them added.
     """
-    if optimizer is None:
-        return 0
-    optimizer = _unwrapped(optimizer)
-    is_made = hasattr(optimizer, "param_groups")
-    held = _state_bytes(optimizer) if is_made and _on_cuda(optimizer) else 0
-    with compat.fake_tensors():
-        try:
-            twin = _twin(optimizer) if is_made else optimizer([_parameter(p) for p in _parameters(inputs)])
-            if not hasattr(twin, "state"):
-                raise TypeError(f"{twin!r} is no optimizer")
-        except Exception as e:
-            raise OptionError(
-                f"optimizer={optimizer!r}: its state can't be worked out ({type(e).__name__}: {e}); "
-                'give reserve="2GB" with the bytes of its state instead'
-            ) from e
-        try:
-            twin.step()
-        except Exception:
-            # Some optimizers read a number off a tensor once their state is there: that is all we need.
-            if not twin.state:
-                raise OptionError(
-                    f"optimizer={optimizer!r} can't be tried on tensors without memory; "
-                    'give reserve="2GB" with the bytes of its state instead'
-                ) from None
-        return max(0, _state_bytes(twin) - held)
+
+    needs: Needs = Needs()
+    accumulated_bytes: int = 0
+    twice_bytes: int = 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of these, what is there while the graphs run."""
+        return self.needs.state_bytes + self.accumulated_bytes
+
+
+NO_TRAINING = Training()
+
+
+def training(options: Options, inputs: list[Any]) -> Training:
+    """What training as ``options`` say takes, for a graph with these ``inputs``."""
+    is_for_card = options.costs not in COSTS
+    needs = optimizer_needs(options.optimizer, inputs, on_cuda=is_for_card)
+    there = [p for p in _leaves(inputs) if options.accumulate or p.grad is not None]
+    return Training(needs, gradient_bytes(inputs, options.accumulate), sum(map(given_bytes, there)))
 
 
 def gradient_bytes(inputs: Iterable[Any], accumulate: bool | None) -> int:
@@ -135,8 +130,11 @@ def gradient_bytes(inputs: Iterable[Any], accumulate: bool | None) -> int:
 
     ``accumulate=None``: those that exist now. On CUDA these are in what the allocator says, not counted here.
     """
-    kept = [p for p in inputs if isinstance(p, torch.Tensor) and p.requires_grad and p.is_leaf]
-    return bytes_beside_new(kept, accumulate)
+    return bytes_beside_new(_leaves(inputs), accumulate)
+
+
+def _leaves(inputs: Iterable[Any]) -> list[torch.Tensor]:
+    return [p for p in inputs if isinstance(p, torch.Tensor) and p.requires_grad and p.is_leaf]
 
 
 def bytes_beside_new(leaves: Iterable[torch.Tensor], accumulate: bool | None) -> int:
@@ -144,42 +142,5 @@ def bytes_beside_new(leaves: Iterable[torch.Tensor], accumulate: bool | None) ->
     if accumulate is False:
         return 0
     there = [p for p in leaves if accumulate or p.grad is not None]
-    counted = {id(p): _given_bytes(p) for p in there if p.grad is None or not p.is_cuda}
+    counted = {id(p): given_bytes(p) for p in there if p.grad is None or not p.is_cuda}
     return sum(counted.values())
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    """Frameworks (Accelerate, Lightning) put an optimizer into one of theirs, which can't be made anew."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = inner
-    return optimizer
-
-
-def _twin(optimizer: Any) -> Any:
-    groups = [{**g, "params": [_parameter(p) for p in g["params"]]} for g in optimizer.param_groups]
-    return type(optimizer)(groups)
-
-
-def _parameter(like: torch.Tensor) -> torch.nn.Parameter:
-    made = torch.nn.Parameter(torch.empty(like.shape, dtype=like.dtype, device=like.device))
-    made.grad = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    return made
-
-
-def _parameters(inputs: list[Any]) -> list[torch.Tensor]:
-    return [t for t in inputs if isinstance(t, torch.nn.Parameter) and t.requires_grad]
-
-
-def _state_bytes(optimizer: Any) -> int:
-    held = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    return sum(map(_given_bytes, held))
-
-
-def _given_bytes(tensor: torch.Tensor) -> int:
-    """For one of such a size, by the allocator of its device."""
-    size = tensor.numel() * tensor.element_size()
-    return as_cuda(size) if tensor.is_cuda else size
-
-
-def _on_cuda(optimizer: Any) -> bool:
-    return any(p.device.type == "cuda" for g in optimizer.param_groups for p in g["params"])

@@ -1,4 +1,4 @@
-"""How much more an allocator gives than it is asked for. Standard library alone.
+"""How much more an allocator gives than it is asked for. Nothing of torch is loaded.
 
 CUDA's caching allocator gives multiples of 512 bytes. From 10 MiB on it asks the driver for multiples of
 2 MiB, and what is left over of that is cut off only if it is more than 1 MiB: a tensor of 25 MiB takes 26, in
@@ -8,6 +8,7 @@ each of the layers that keeps one. With expandable segments everything is cut of
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 Rounding = Callable[[int], int]
 
@@ -41,3 +42,14 @@ def as_cuda(size: int) -> int:
 
 def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
+
+
+def given_bytes(tensor: Any) -> int:
+    """What the allocator of its device gives for a tensor of such a size.
+
+    >>> import torch
+    >>> given_bytes(torch.ones(3))
+    12
+    """
+    size = int(tensor.numel() * tensor.element_size())
+    return as_cuda(size) if tensor.is_cuda else size

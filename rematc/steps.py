@@ -21,14 +21,16 @@ from typing import Any
 from rematc import compat
 from rematc.arguments import Arguments
 from rematc.calls import Call
-from rematc.compiled import Compile, Compiled, Given, Made
+from rematc.compiled import Compile, Compiled, Given, Made, picked, settled
 from rematc.errors import BudgetError, format_bytes
 from rematc.kinds import Key, Kind, kept_beside
 from rematc.ledger import Ledger
+from rematc.optimizer import Needs, optimizer_needs, said_of_step
 from rematc.options import Options
 from rematc.regather import advice
-from rematc.resident import bytes_beside_new, gradient_bytes, optimizer_bytes
-from rematc.share import Turn, Use, beside, needed, share, smallest, turns
+from rematc.resident import bytes_beside_new, gradient_bytes
+from rematc.rounding import given_bytes
+from rematc.share import Turn, beside, needed, share, smallest, turns
 from rematc.storages import storages
 from rematc.surveys import Surveys
 from rematc.watch import Gpu
@@ -69,7 +71,8 @@ class Steps:
         self.calls: Ledger[Compiled] = Ledger()
         self.planned: set[Key[Compiled]] = set()  # the kinds of steps that plans were chosen for,
         self.planned_bytes = 0  # and what was resident to them
-        self.state: tuple[list[tuple[int, int]], int] = ([], 0)  # which parameters, and the optimizer's bytes
+        self.trained: list[tuple[int, int]] = []  # which parameters,
+        self.needs = Needs()  # and the optimizer's for those
         self.gpu = Gpu()
         self.said_bytes = 0  # held by results of earlier steps, as the last warning said
         self.surveys = Surveys(self._count_outside)
@@ -203,7 +206,7 @@ class Steps:
         for kind in begun:
             known = sum(kind.read.values()) + kind.beside_bytes + kept_free + left
             kind.unknown_bytes = self.gpu.unknown_bytes(args, known, self.options.accumulate)
-        planned = max(map(self._resident_in, begun or self.calls.kinds.values())) + self.state[1]
+        planned = max(map(self._resident_in, begun or self.calls.kinds.values())) + self.needs.state_bytes
         self.gpu.miss(planned)
 
     def _more_is_left(self, left: int) -> bool:
@@ -222,7 +225,7 @@ class Steps:
         graphs, steps, resident = self.calls.graphs, self._steps(), self.resident_bytes()
 
         def shared() -> Sequence[int] | None:
-            return _settled(graphs, lambda uses: share(steps, uses, self.budget_bytes - resident))
+            return settled(graphs, lambda uses: share(steps, uses, self.budget_bytes - resident))
 
         choice = shared()
         if choice is None:  # as it is guessed: the code of the smallest plans may need less
@@ -230,9 +233,9 @@ class Steps:
             choice = shared()
             if choice is None:
                 raise self._refusal(least_bytes)
-        mine, picked = graphs.index(graph), _picked(graphs, choice)
+        mine, uses = graphs.index(graph), picked(graphs, choice)
         self.calls.compiled()
-        graph.choose(choice[mine], args, resident + beside(steps, picked, mine))
+        graph.choose(choice[mine], args, resident + beside(steps, uses, mine))
         if all(g.is_chosen for g in graphs) and self._count() > self.budget_bytes:
             raise self._refusal(self._smallest())
 
@@ -245,14 +248,12 @@ class Steps:
         return resident + needed(steps, uses)
 
     def _smallest(self) -> int:
-        """The smallest budget that is kept. The plans that graphs happen to run by now do not count; all are
-        left open.
-        """
+        """The smallest budget that is kept, whatever plans graphs run by now: all are left open."""
         graphs, steps = self.calls.graphs, self._steps()
         for graph in graphs:
             graph.leave_open(self.options.solve)
-        choice = _settled(graphs, lambda uses: [1 + o for o in smallest(steps, [u[1:] for u in uses])])
-        return self.resident_bytes() + needed(steps, _picked(graphs, choice or ()))
+        choice = settled(graphs, lambda uses: [1 + o for o in smallest(steps, [u[1:] for u in uses])])
+        return self.resident_bytes() + needed(steps, picked(graphs, choice or ()))
 
     def _steps(self) -> list[list[Turn]]:
         """The kinds of steps; to one that has less beside it than another, that much less is there."""
@@ -291,9 +292,12 @@ class Steps:
         """
         leaves = {id(t): t for call in self._recorded() for leaf in call.leaves if (t := leaf()) is not None}
         which = [(key, t.numel()) for key, t in leaves.items()]
-        if self.state[0] != which:
-            self.state = which, optimizer_bytes(self.options.optimizer, list(leaves.values()))
-        return self.options.reserve_bytes + self.state[1]
+        if self.trained != which:
+            self.trained, self.needs = which, optimizer_needs(self.options.optimizer, leaves.values())
+            there = max(sum(kind.read.values()) for kind in self.calls.kinds.values())
+            there += sum(map(given_bytes, leaves.values())) + self.needs.state_bytes  # and gradients
+            self.say_once(said_of_step(there, self.needs, self.budget_bytes or None))
+        return self.options.reserve_bytes + self.needs.state_bytes
 
     def _recorded(self) -> Iterator[Call[Compiled]]:
         """The calls of the last step of each kind."""
@@ -304,17 +308,3 @@ class Steps:
         # In turns, the gradients of a call that went back meet as many calls that are open as ever.
         gradients = gradient_bytes(leaves, kind.in_turns or self.options.accumulate)
         return sum(kind.read.values()) + gradients + kind.beside_bytes + kind.unknown_bytes
-
-
-def _settled(
-    graphs: Sequence[Compiled], choose: Callable[[Sequence[Sequence[Use]]], Sequence[int] | None]
-) -> Sequence[int] | None:
-    """What ``choose`` picks among the graphs' uses, once it is known what the code of those plans needs."""
-    while (choice := choose([graph.uses for graph in graphs])) is not None:
-        if not any([graph.lower(number) for graph, number in zip(graphs, choice, strict=True)]):
-            break
-    return choice
-
-
-def _picked(graphs: Sequence[Compiled], choice: Sequence[int]) -> list[Use]:
-    return [graph.uses[number] for graph, number in zip(graphs, choice, strict=True)]

@@ -90,7 +90,7 @@ class Threads:
 
     def say_once(self, warning: str) -> None:
         """Of what keeps a budget from being kept, or kept well; where there is none, nothing is said."""
-        if self.options.budget is not None and warning not in self.said:
+        if warning and self.options.budget is not None and warning not in self.said:
             log.warning("%s", warning)
             self.said.add(warning)
 

@@ -22,7 +22,7 @@ from rematc.passes import mark_static
 from rematc.plan import Plan
 from rematc.pose import pose
 from rematc.problem import Problem
-from rematc.resident import gradient_bytes, optimizer_bytes
+from rematc.resident import training
 from rematc.versions import check_torch
 
 T = TypeVar("T")
@@ -156,9 +156,8 @@ class _Tracer(Generic[T]):
             mark_static(joint, told)
             # Kept, not raised: Dynamo would wrap it in words of its own.
             try:
-                state = optimizer_bytes(self.options.optimizer, inputs)
-                state += gradient_bytes(inputs, self.options.accumulate)
-                self.made = self.action(joint, num_fwd_outputs, self.options, state)
+                beside = training(self.options, inputs)
+                self.made = self.action(joint, num_fwd_outputs, self.options, beside)
             except Exception as e:
                 self.error = e
             raise _Stop

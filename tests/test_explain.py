@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -217,12 +218,29 @@ def test_no_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["--time-limit", "soon"], "invalid float value"),
         (["--gap", "-1"], "a fraction of at least zero"),
         (["--inner", "jit"], 'give "inductor" or "eager"'),
+        (["--optimizer", "adm"], "give the name of one of torch.optim: ASGD, Ada"),
+        (["--optimizer", "Muon"], 'give reserve="2GB" with the bytes of its state instead'),
     ],
 )
 def test_options_that_cannot_be_read(
     argv: list[str], words: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert words in refused(capsys, model, *argv)
+
+
+def test_room_for_what_an_optimizer_keeps(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a GPU all parameters are stepped at once, so that its step takes more than one by one."""
+    parameters, found = 4 * (4 * 64 * 65 + 65), {}
+    model.write_text(MODEL.replace("512, 64", "2, 64"))
+    for device in ((), ("--device", "h100")):
+        argv = [str(model), "--budget", "290kB", "--inner", "eager", "--optimizer", "adamw", *device]
+        assert main(argv) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert device or f"resident {(3 * parameters + 2 * 64 * 4 + 10 * 4) / 1e3:.2f} kB" in out
+        assert 'backend(budget="290kB", inner="eager", optimizer=optimizer)' in out
+        found[device] = float(re.findall(r"it makes ([\d.]+) kB for a while", out)[0])
+    one_by_one, at_once = found.values()
+    assert one_by_one < at_once == pytest.approx(parameters / 1e3, abs=0.01)
 
 
 def test_no_arguments_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,12 +122,15 @@ FAULTS: list[tuple[Fault, str]] = [
     ),
     (
         Fault(
-            "no optimizer", STEPS, "self.options.reserve_bytes + self.state[1]", "self.options.reserve_bytes"
+            "no optimizer",
+            STEPS,
+            "self.options.reserve_bytes + self.needs.state_bytes",
+            "self.options.reserve_bytes",
         ),
         "test_steps.py::test_the_optimizer_s_state_is_kept_free_for_the_parameters_of_all_calls",
     ),
     (
-        Fault("code is not looked at", STEPS, LOWERED, "        if True:\n"),
+        Fault("code is not looked at", "rematc.compiled", LOWERED, "        if True:\n"),
         "test_steps.py::test_plans_are_chosen_anew_by_what_their_code_is_found_to_need",
     ),
     (

@@ -58,10 +58,14 @@ def test_autocast_in_the_model_and_parts_that_are_not_cast(half: torch.dtype) ->
 
 
 class Scaled(Net):
-    """Its gradients are scaled, by more as long as none is infinite."""
+    """Its gradients are scaled, by more as long as none is infinite.
+
+    The optimizer makes nothing in its step: that would be above what so small a model is planned for.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)  # type: ignore[assignment]
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
         self.tried = 0
 

@@ -112,8 +112,15 @@ def test_the_recipe_runs_and_is_planned_within_its_budget(
     assert made
 
 
+LONG = "Hugging Face Trainer"  # makes a trainer for each budget that is tried
+AT_THE_SMALLEST = [
+    pytest.param(name, code, id=name, marks=pytest.mark.slow if name == LONG else ())
+    for name, code in RECIPES.items()
+]
+
+
 @pytest.mark.usefixtures("made")
-@pytest.mark.parametrize(("name", "code"), RECIPES.items(), ids=RECIPES)
+@pytest.mark.parametrize(("name", "code"), AT_THE_SMALLEST)
 def test_at_the_smallest_budget_it_learns_what_it_does_without_one_and_takes_no_more(
     name: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
