@@ -111,7 +111,7 @@ def partition(
         decided.plans = (plan,)
     if known is None or known is taken_over or again:
         plans.keep(posed, options.solve, plan, folder)
-    warning = _of_the_optimizer(problem, plan, options, beside, given)
+    warning = said_of_optimizer(problem, plan, options, beside, given)
     plan = replace(plan, notes=(*plan.notes, *filter(None, (target.note, warning))))
     if options.regather:
         agree(groups(joint), plan)
@@ -122,9 +122,10 @@ def partition(
     return replace(made, code=peak.above_resident) if peak else made
 
 
-def _of_the_optimizer(problem: Problem, plan: Plan, options: Options, beside: Training, given: Given) -> str:
-    """Whether its step takes more than the budget is known of a graph that is alone."""
-    if given.resident_bytes is not None or given.others_bytes:
+def said_of_optimizer(problem: Problem, plan: Plan, options: Options, beside: Training, given: Given) -> str:
+    """Where its step needs more than the budget; that is known of a graph that is alone."""
+    is_alone = given.resident_bytes is None and not given.others_bytes
+    if not (beside.needs.step_bytes and is_alone):
         return ""
     gone = options.reserve_bytes + given.outside.held_bytes + beside.twice_bytes
     graph = replace(problem, lowering_bytes=0, epilogue_bytes=0)

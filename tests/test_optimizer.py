@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 import rematc
 from rematc import compat
+from rematc.compiled import ALONE, Given
 from rematc.optimizer import Needs, optimizer_needs
 from rematc.options import Options
+from rematc.partition import said_of_optimizer
+from rematc.resident import Training
+from rematc.simulate import simulate
 from rematc.trace import plan_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own
@@ -155,6 +159,21 @@ def test_that_of_several_graphs_is_told_of_all(is_said: bool, caplog: pytest.Log
             model(x).sum().backward()
             model.zero_grad()
     assert len(of_the_step(caplog)) == is_said
+
+
+def test_only_of_a_graph_that_is_alone_it_is_known_what_is_there() -> None:
+    """What other graphs keep is gone when the optimizer steps."""
+    options = Options(None, "eager")
+    problem, plan = plan_model(wide(), torch.ones(ROWS, WIDTH), torch.sum, options)
+    full = problem.with_budget(simulate(problem, plan).end_bytes + 10)
+    for step_bytes, given, is_said in (
+        (10, ALONE, False),
+        (11, ALONE, True),
+        (11, Given(others_bytes=1), False),
+        (11, Given(resident_bytes=1), False),
+    ):
+        beside = Training(Needs(step_bytes=step_bytes))
+        assert bool(said_of_optimizer(full, plan, options, beside, given)) is is_said
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

@@ -73,7 +73,7 @@ def search(problem: Problem, merged: Merged, refined: Refined, gap: float, deadl
 
 
 class Search:
-    """Where the search stands, from round to round."""
+    """Where the search stands, from round to round; ``bound_ns`` is a bound that is known before."""
 
     def __init__(
         self,
@@ -82,6 +82,7 @@ class Search:
         refined: Refined,
         gap: float,
         improver: Improver | None = None,
+        bound_ns: int = 0,
     ) -> None:
         assert problem.budget_bytes is not None
         self.problem, self.merged, self.refined = problem, merged, refined
@@ -92,11 +93,10 @@ class Search:
         self.best: Written | None = None
         self.nearest: Written | None = None  # of the plans that break the budget, that which does so least
         self.before: Written | None = None  # the best when the round began
-        self.bound, self.finished = 0, False
+        self.bound, self.finished = bound_ns, False
         self.final = ALMOST * gap
         self.asked = self.final if refined.is_complete else max(self.final, FIRST_GAP)
-        self.is_far = False
-        self.is_hard = False  # the MILP of some round was cut short
+        self.is_far = self.is_hard = False  # the latter: the MILP of some round was cut short
         self.was_large = False  # the program of the last round
         self.program: Program | None = None  # as long as nothing is refined
         self.is_counted = self.is_asked = False  # by prefixes, and for plans from all sets

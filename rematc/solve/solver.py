@@ -213,9 +213,12 @@ def _solve_large(
         like = like_known(problem, merged, known, options.gap, end) if known else None
         return first_plans(problem, merged, little, options.gap, end, nearest, like, searching.asked_once)
 
-    improver = Improver(problem, starts)
-    searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
-    bound_ns = 0
+    def search_anew(bound_ns: int) -> Search:
+        refined = Refined(tightest(merged.core))
+        return Search(problem, merged, refined, options.gap, improver, bound_ns)
+
+    improver, bound_ns = Improver(problem, starts), 0
+    searching = search_anew(bound_ns)
     while True:
         found = searching.run(end, if_far)
         bound_ns = max(bound_ns, found.bound_ns)
@@ -229,8 +232,7 @@ def _solve_large(
         is_near = _is_near(improver.best, bound_ns, options.gap)
         if searching.is_over and merged.core != merged.full and end.left() > 0 and not is_near:
             merged = unmerged(merged.full)  # as far as merged units can say, all is told apart
-            searching = Search(problem, merged, Refined(tightest(merged.core)), options.gap, improver)
-            searching.bound, if_far = bound_ns, if_far if if_far.left() > 0 else end
+            searching, if_far = search_anew(bound_ns), if_far if if_far.left() > 0 else end
             continue
         is_close = _is_near(improver.best, bound_ns, CLOSE) and not searching.was_large
         if if_far is end or searching.is_over or not is_close:
