@@ -136,6 +136,21 @@ def test_where_nothing_was_merged_nothing_is_searched_twice(
         assert len(searches) == len(set(searches))
 
 
+def test_a_second_search_begins_with_the_bound_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[int] = []
+
+    def noting(*args: Any) -> Search:
+        known.append(args[-1])
+        return Search(*args)
+
+    monkeypatch.setattr(solver, "Search", noting)
+    monkeypatch.setattr(solver, "EXACT_OPS", 0)
+    for asked, _ in with_optima([forward_beside(198)]):
+        if asked.budget_bytes == 26:
+            solved(asked)
+    assert known == [0, 20]
+
+
 def test_no_row_is_asked_for_that_says_nothing_more() -> None:
     """Small blocks, which no row counts, can break the budget in forward: that is no reason to bound less."""
     problem = chain(12)
