@@ -17,6 +17,7 @@ from rematc.compiled import ALONE, Given, Made
 from rematc.errors import RematcError, error_of_ours, format_bytes, refused
 from rematc.lower import op_by_op
 from rematc.meters import give_way
+from rematc.optimizer import STEP
 from rematc.options import Budget, Inner, Options, SolveOptions
 from rematc.partition import Partitioned, partitions
 from rematc.plan import Plan
@@ -196,12 +197,12 @@ class _Compiler:
             return Made(run)
         plan, forward_ns = done[-1].plan, done[-1].problem.forward_ns
         if plan.status == "greedy":
-            log.warning("%s", "; ".join(plan.notes))
+            log.warning("%s", "; ".join(note for note in plan.notes if note != done[-1].warning))
         if plan.cost_ns > forward_ns:  # said where it is trained so; explain shows the figure
             log.warning(TIGHT, format_bytes(plan.budget_bytes or 0), plan.cost_ns / max(1, forward_ns))
         problem, outside = done[-1].problem, done[-1].outside
         self.record(problem, plan, outside)
-        self.backend.threads.say_once(done[-1].warning)
+        self.backend.threads.say_once(done[-1].warning, STEP)
         code = done[-1].code
         return Made(run, problem, plan, beside.accumulated_bytes, given.others_bytes, outside, code)
 

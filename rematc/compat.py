@@ -305,6 +305,28 @@ def watched(
 
 
 @contextmanager
+def optimizers_as_ever(for_card: bool = False) -> Iterator[None]:
+    """Inside, torch's optimizers step fake tensors as they would real ones, also while something is compiled.
+
+    They choose by types and devices whether to step all parameters at once, or each by itself.
+    ``for_card``: as on a GPU.
+    """
+    from torch._dynamo.convert_frame import compile_lock
+    from torch.optim import optimizer
+
+    types, devices = "_foreach_supported_types", "_get_foreach_kernels_supported_devices"
+    with compile_lock, ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.compiler, "_is_compiling_flag", False))
+        if hasattr(optimizer, types):
+            known = [*getattr(optimizer, types), FakeTensor]
+            stack.enter_context(mock.patch.object(optimizer, types, known))
+        if for_card and hasattr(optimizer, devices):
+            known = [*getattr(optimizer, devices)(), "cpu"]
+            stack.enter_context(mock.patch.object(optimizer, devices, return_value=known))
+        yield
+
+
+@contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
     """Keep torch from logging a traceback for an op that fails in the trace: the error says it too."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")

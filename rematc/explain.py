@@ -132,7 +132,8 @@ def _optimizer(name: str | None) -> Any:
     from torch import optim
 
     known = {n.lower(): kind for n, kind in vars(optim).items() if isinstance(kind, type)}
-    known.pop("optimizer")
+    for other in ("optimizer", "lbfgs", "sparseadam"):  # these two can't be tried: they want more than a step
+        known.pop(other, None)
     if name is not None and name.lower() not in known:
         names = ", ".join(sorted(kind.__name__ for kind in known.values()))
         raise OptionError(f"--optimizer {name!r}: give the name of one of torch.optim: {names}")

@@ -2,54 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from rematc import compat
 from rematc.errors import OptionError, format_bytes
-from rematc.rounding import given_bytes
+from rematc.rounding import as_cuda, given_bytes
 from rematc.storages import tensors
 
-NUMBER = 0.5  # stands for what is read off a tensor, as the number of the step: no power of a beta is 1 then
+NUMBER = 1000.5  # stands for what is read off a tensor, as the number of the step: some begin otherwise
 STEP = (
     "the optimizer's step needs %s, which is above the budget of %s: it makes %s for a while. No plan "
-    "changes that. What to try: fused=True, or foreach=False, where the optimizer is made; or a larger budget"
+    "changes that. What to try: fused=True where the optimizer is made, if it has that, or on a GPU "
+    "foreach=False; or a larger budget"
 )
 
 
 class Needs(NamedTuple):
-    """``state_bytes`` will be held after the first step that are not yet; a later one makes ``step_bytes``,
-    at the most, that it lets go of; 0 where that can't be found out.
+    """``state_bytes`` are held after the first step, of which ``there_bytes`` are counted as there by now.
+
+    A later step makes ``step_bytes``, at the most, that it lets go of; 0 where that can't be found out.
     """
 
     state_bytes: int = 0
+    there_bytes: int = 0
     step_bytes: int = 0
 
+    @property
+    def to_come_bytes(self) -> int:
+        """Of the state."""
+        return max(0, self.state_bytes - self.there_bytes)
 
-def optimizer_needs(optimizer: Any, inputs: Iterable[Any], *, on_cuda: bool = False) -> Needs:
+
+def optimizer_needs(optimizer: Any, inputs: Iterable[Any], *, for_card: bool = False) -> Needs:
     """What ``optimizer`` needs beside parameters and gradients.
 
     It is an instance, in a wrapper of a framework's or not, or a function that makes one from the
     parameters among ``inputs``; None needs nothing. What is run is a twin of it, on tensors without memory,
-    as if these were ``on_cuda`` if that is asked for.
-    Raises `OptionError` if that fails.
+    and ``for_card`` in the way that torch chooses on a GPU. Raises `OptionError` if that fails.
 
     >>> w = torch.nn.Parameter(torch.ones(4))
     >>> optimizer_needs(torch.optim.Adam([w]), [])
-    Needs(state_bytes=36, step_bytes=32)
+    Needs(state_bytes=36, there_bytes=0, step_bytes=32)
     """
     if optimizer is None:
         return Needs()
     optimizer = _unwrapped(optimizer)
-    with compat.fake_tensors():
+    with compat.fake_tensors(), compat.optimizers_as_ever(for_card):
         twin = _twin(optimizer, inputs)
-        _step_all_at_once(twin, on_cuda)
-        with _told(lambda *_: None):
+        with compat.watched(lambda *_: None, NUMBER):
             try:
                 twin.step()
             except Exception:
@@ -58,20 +63,20 @@ def optimizer_needs(optimizer: Any, inputs: Iterable[Any], *, on_cuda: bool = Fa
                         f"optimizer={optimizer!r} can't be tried on tensors without memory; "
                         'give reserve="2GB" with the bytes of its state instead'
                     ) from None
-        state_bytes, step_bytes, made = _bytes(_state(twin)) - _there_bytes(optimizer), 0, _Made(_known(twin))
-        with suppress(Exception), _told(made.by):
+        state_bytes, step_bytes, made = _bytes(_state(twin)), 0, _Made(_known(twin))
+        with suppress(Exception), compat.watched(made.by, NUMBER):
             twin.step()
             step_bytes = made.peak_bytes
-    return Needs(max(0, state_bytes), step_bytes)
+    return Needs(state_bytes, _there_bytes(optimizer), step_bytes)
 
 
 def said_of_step(there_bytes: int, needs: Needs, budget_bytes: int | None) -> str:
-    """Where the step needs more than the budget, with so much there when it begins; else nothing.
+    """Where the step needs more than the budget, with so much there beside the state; else nothing.
 
-    >>> said_of_step(10, Needs(step_bytes=8), 18), said_of_step(10, Needs(step_bytes=9), 18)[:33]
+    >>> said_of_step(8, Needs(2, 0, 8), 18), said_of_step(8, Needs(2, 0, 9), 18)[:33]
     ('', "the optimizer's step needs 19 B, ")
     """
-    needed = there_bytes + needs.step_bytes
+    needed = there_bytes + needs.state_bytes + needs.step_bytes
     if budget_bytes is None or needed <= budget_bytes or not needs.step_bytes:
         return ""
     return STEP % tuple(map(format_bytes, (needed, budget_bytes, needs.step_bytes)))
@@ -89,20 +94,10 @@ class _Made:
         """An op has made ``results``."""
         self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
         for t in tensors(results):
-            if (key := compat.storage_key(t)) not in self.known:
-                self.alive[key] = StorageWeakRef(t.untyped_storage()), given_bytes(t)
+            key, size = compat.storage_of(t)
+            if key not in self.known:
+                self.alive[key] = StorageWeakRef(t.untyped_storage()), as_cuda(size) if t.is_cuda else size
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self.alive.values()))
-
-
-@contextmanager
-def _told(on_call: Callable[..., object]) -> Iterator[None]:
-    """Inside, ops are told to ``on_call``, and tensors without memory have numbers.
-
-    Torch's optimizers step otherwise while something is compiled, as it is when this is asked.
-    """
-    as_ever = mock.patch.object(torch.compiler, "is_compiling", return_value=False)
-    with as_ever, compat.watched(on_call, NUMBER):
-        yield
 
 
 def _unwrapped(optimizer: Any) -> Any:
@@ -115,10 +110,13 @@ def _unwrapped(optimizer: Any) -> Any:
 def _twin(optimizer: Any, inputs: Iterable[Any]) -> Any:
     try:
         if hasattr(optimizer, "param_groups"):
-            groups = [{**g, "params": [_parameter(p) for p in g["params"]]} for g in optimizer.param_groups]
+            groups = [
+                {**g, "params": [_parameter(p, p in optimizer.state) for p in g["params"]]}
+                for g in optimizer.param_groups
+            ]
             return type(optimizer)(groups)
         made = optimizer([_parameter(p) for p in inputs if _is_trained(p)])
-        if not hasattr(made, "state"):
+        if not (hasattr(made, "state") and hasattr(made, "param_groups")):
             raise TypeError(f"{made!r} is no optimizer")
     except Exception as e:
         raise OptionError(
@@ -128,19 +126,19 @@ def _twin(optimizer: Any, inputs: Iterable[Any]) -> Any:
     return made
 
 
-def _step_all_at_once(optimizer: Any, on_cuda: bool) -> None:
-    """So torch's optimizers do with parameters on CUDA, unless they are told how; but not with fake ones."""
-    for group in optimizer.param_groups:
-        is_open = group.get("foreach", False) is None and not group.get("fused")
-        if is_open and (on_cuda or _is_on_cuda([group])):
-            group["foreach"] = True
-
-
-def _parameter(like: torch.Tensor) -> torch.nn.Parameter:
-    """One that is frozen has no gradient, and then no state."""
-    made = torch.nn.Parameter(torch.empty(like.shape, dtype=like.dtype, device=like.device))
-    made.grad = torch.empty_like(made) if like.requires_grad else None
+def _parameter(like: torch.Tensor, has_state: bool = False) -> torch.nn.Parameter:
+    """One that is frozen has no gradient, and gets no state."""
+    shape = _local(like).shape
+    empty = torch.empty(shape, dtype=like.dtype, device=like.device)
+    made = torch.nn.Parameter(empty, requires_grad=like.requires_grad)
+    made.grad = torch.empty_like(empty) if like.requires_grad or has_state or like.grad is not None else None
     return made
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor, what is on this rank."""
+    with torch.no_grad():
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _is_trained(x: Any) -> bool:
@@ -164,7 +162,7 @@ def _there_bytes(optimizer: Any) -> int:
 
 
 def _bytes(held: Iterable[torch.Tensor]) -> int:
-    return sum(map(given_bytes, held))
+    return sum(given_bytes(_local(t)) for t in held)
 
 
 def _is_on_cuda(groups: Iterable[dict[str, Any]]) -> bool:

@@ -29,7 +29,7 @@ from rematc.ranks import agree, decision, tightest
 from rematc.regather import gathered_again, shared
 from rematc.resident import NO_TRAINING, Training, forget_peak
 from rematc.share import Footprint
-from rematc.simulate import judged, simulate, validate
+from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.survey import Outside
 from rematc.target import device_of, target_of
@@ -111,7 +111,7 @@ def partition(
         decided.plans = (plan,)
     if known is None or known is taken_over or again:
         plans.keep(posed, options.solve, plan, folder)
-    warning = said_of_optimizer(problem, plan, options, beside, given)
+    warning = said_of_step(beside.stepped_bytes, beside.needs, problem.budget_bytes)
     plan = replace(plan, notes=(*plan.notes, *filter(None, (target.note, warning))))
     if options.regather:
         agree(groups(joint), plan)
@@ -120,16 +120,6 @@ def partition(
     forward, backward = peak.split(plan) if peak else split(joint, captured, plan, num_fwd_outputs)
     made = Partitioned(forward, backward, problem, plan, given.outside, warning)
     return replace(made, code=peak.above_resident) if peak else made
-
-
-def said_of_optimizer(problem: Problem, plan: Plan, options: Options, beside: Training, given: Given) -> str:
-    """Where its step needs more than the budget; that is known of a graph that is alone."""
-    is_alone = given.resident_bytes is None and not given.others_bytes
-    if not (beside.needs.step_bytes and is_alone):
-        return ""
-    gone = options.reserve_bytes + given.outside.held_bytes + beside.twice_bytes
-    graph = replace(problem, lowering_bytes=0, epilogue_bytes=0)
-    return said_of_step(simulate(graph, plan).end_bytes - gone, beside.needs, problem.budget_bytes)
 
 
 def _planned(

@@ -48,16 +48,16 @@ class Partitioner(_Base):
         """Names the settings: Inductor's cache key."""
         return "rematc-" + "-".join(map(repr, self.__getstate__()))
 
-    def __getstate__(self) -> tuple[Options, Training, Given]:
+    def __getstate__(self) -> tuple[Options, int, Given]:
         """Settings alone: Inductor hashes this state, and what was planned so far is no setting.
 
         Of the optimizer only its bytes count: it may be a function that can't be pickled.
         """
-        return replace(self.options, optimizer=None), self.beside, self.given
+        return replace(self.options, optimizer=None), self.beside.resident_bytes, self.given
 
-    def __setstate__(self, state: tuple[Options, Training, Given]) -> None:
-        options, beside, given = state
-        self.__init__(options, None, beside, given)  # type: ignore[misc]
+    def __setstate__(self, state: tuple[Options, int, Given]) -> None:
+        options, resident_bytes, given = state
+        self.__init__(options, None, Training(accumulated_bytes=resident_bytes), given)  # type: ignore[misc]
 
 
 def partitioner(

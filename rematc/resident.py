@@ -100,18 +100,18 @@ def _same_layout(grad: torch.Tensor, param: torch.Tensor) -> bool:
 class Training(NamedTuple):
     """Bytes that training takes beside what is there when a graph is compiled.
 
-    ``needs``: of the optimizer. ``accumulated_bytes``: `gradient_bytes`. When the backward pass ends
-    ``twice_bytes`` of gradients are there beside the new ones, and then have them added.
+    ``needs``: of the optimizer, which finds ``stepped_bytes`` of parameters and gradients when it steps.
+    ``accumulated_bytes``: `gradient_bytes`.
     """
 
     needs: Needs = Needs()
     accumulated_bytes: int = 0
-    twice_bytes: int = 0
+    stepped_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:
         """Of these, what is there while the graphs run."""
-        return self.needs.state_bytes + self.accumulated_bytes
+        return self.needs.to_come_bytes + self.accumulated_bytes
 
 
 NO_TRAINING = Training()
@@ -119,10 +119,10 @@ NO_TRAINING = Training()
 
 def training(options: Options, inputs: list[Any]) -> Training:
     """What training as ``options`` say takes, for a graph with these ``inputs``."""
-    is_for_card = options.costs not in COSTS
-    needs = optimizer_needs(options.optimizer, inputs, on_cuda=is_for_card)
-    there = [p for p in _leaves(inputs) if options.accumulate or p.grad is not None]
-    return Training(needs, gradient_bytes(inputs, options.accumulate), sum(map(given_bytes, there)))
+    needs = optimizer_needs(options.optimizer, inputs, for_card=options.costs not in COSTS)
+    parameters = {id(p): p for p in inputs if isinstance(p, torch.nn.Parameter)}.values()
+    stepped = (given_bytes(p) * (1 + p.requires_grad) for p in parameters)
+    return Training(needs, gradient_bytes(inputs, options.accumulate), sum(stepped))
 
 
 def gradient_bytes(inputs: Iterable[Any], accumulate: bool | None) -> int:

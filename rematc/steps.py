@@ -25,7 +25,7 @@ from rematc.compiled import Compile, Compiled, Given, Made, picked, settled
 from rematc.errors import BudgetError, format_bytes
 from rematc.kinds import Key, Kind, kept_beside
 from rematc.ledger import Ledger
-from rematc.optimizer import Needs, optimizer_needs, said_of_step
+from rematc.optimizer import STEP, Needs, optimizer_needs, said_of_step
 from rematc.options import Options
 from rematc.regather import advice
 from rematc.resident import bytes_beside_new, gradient_bytes
@@ -62,7 +62,7 @@ RETRACED = (
 class Steps:
     """The graphs that share a budget, and the steps that they ran in, of which ``thread`` ran the last."""
 
-    def __init__(self, options: Options, say_once: Callable[[str], None]) -> None:
+    def __init__(self, options: Options, say_once: Callable[..., None]) -> None:
         self.options = options
         self.say_once = say_once
         self.thread: weakref.ref[threading.Thread] | None = None
@@ -206,7 +206,7 @@ class Steps:
         for kind in begun:
             known = sum(kind.read.values()) + kind.beside_bytes + kept_free + left
             kind.unknown_bytes = self.gpu.unknown_bytes(args, known, self.options.accumulate)
-        planned = max(map(self._resident_in, begun or self.calls.kinds.values())) + self.needs.state_bytes
+        planned = max(map(self._resident_in, begun or self.calls.kinds.values())) + self.needs.to_come_bytes
         self.gpu.miss(planned)
 
     def _more_is_left(self, left: int) -> bool:
@@ -295,9 +295,9 @@ class Steps:
         if self.trained != which:
             self.trained, self.needs = which, optimizer_needs(self.options.optimizer, leaves.values())
             there = max(sum(kind.read.values()) for kind in self.calls.kinds.values())
-            there += sum(map(given_bytes, leaves.values())) + self.needs.state_bytes  # and gradients
-            self.say_once(said_of_step(there, self.needs, self.budget_bytes or None))
-        return self.options.reserve_bytes + self.needs.state_bytes
+            there += sum(map(given_bytes, leaves.values()))  # and gradients
+            self.say_once(said_of_step(there, self.needs, self.budget_bytes or None), STEP)
+        return self.options.reserve_bytes + self.needs.to_come_bytes
 
     def _recorded(self) -> Iterator[Call[Compiled]]:
         """The calls of the last step of each kind."""

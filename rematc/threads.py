@@ -88,11 +88,15 @@ class Threads:
         finally:
             steps.running -= 1
 
-    def say_once(self, warning: str) -> None:
-        """Of what keeps a budget from being kept, or kept well; where there is none, nothing is said."""
-        if warning and self.options.budget is not None and warning not in self.said:
+    def say_once(self, warning: str, about: str = "") -> None:
+        """Of what keeps a budget from being kept, or kept well; where there is none, nothing is said.
+
+        ``about``: what all such warnings have in common, if they have figures in them.
+        """
+        about = about or warning
+        if warning and self.options.budget is not None and about not in self.said:
             log.warning("%s", warning)
-            self.said.add(warning)
+            self.said.add(about)
 
     def _last_of(self, thread: threading.Thread) -> Steps | None:
         for steps in self.steps:  # one, most often

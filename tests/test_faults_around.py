@@ -124,7 +124,7 @@ FAULTS: list[tuple[Fault, str]] = [
         Fault(
             "no optimizer",
             STEPS,
-            "self.options.reserve_bytes + self.needs.state_bytes",
+            "self.options.reserve_bytes + self.needs.to_come_bytes",
             "self.options.reserve_bytes",
         ),
         "test_steps.py::test_the_optimizer_s_state_is_kept_free_for_the_parameters_of_all_calls",

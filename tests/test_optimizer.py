@@ -12,12 +12,8 @@ from torch import Tensor, nn
 
 import rematc
 from rematc import compat
-from rematc.compiled import ALONE, Given
 from rematc.optimizer import Needs, optimizer_needs
 from rematc.options import Options
-from rematc.partition import said_of_optimizer
-from rematc.resident import Training
-from rematc.simulate import simulate
 from rematc.trace import plan_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own
@@ -30,6 +26,9 @@ EACH: dict[str, Any] = {
     "Adam, all at once": partial(OPTIM.Adam, foreach=True),
     "AdamW": OPTIM.AdamW,
     "AdamW, fused": partial(OPTIM.AdamW, fused=True),
+    "Adamax": OPTIM.Adamax,
+    "Adadelta": OPTIM.Adadelta,
+    "Rprop": OPTIM.Rprop,
     "Adagrad, all at once": partial(OPTIM.Adagrad, foreach=True),
     "Adafactor": OPTIM.Adafactor,
     "NAdam": OPTIM.NAdam,
@@ -51,22 +50,28 @@ def parameters(device: str = "cpu") -> list[nn.Parameter]:
 def test_a_step_makes_as_much_as_is_measured(name: str) -> None:
     optimizer = EACH[name](parameters())
     needs = optimizer_needs(optimizer, [])
-    optimizer.step()
-    measured = rematc.measure(optimizer.step, warmup=1).peak_bytes
+    measured = rematc.measure(optimizer.step, warmup=10).peak_bytes  # RAdam begins otherwise
     assert needs.step_bytes <= measured <= needs.step_bytes + 64  # numbers that stand beside
     assert (needs.step_bytes == 0) is (name in ("AdamW, fused", "SGD"))
 
 
-def test_on_cuda_all_parameters_are_stepped_at_once() -> None:
-    """As torch's optimizers do there unless they are told; with units of its allocator."""
-    with compat.fake_tensors():
-        needs = [
-            optimizer_needs(OPTIM.AdamW(parameters("cuda"), **how), [])
-            for how in ({}, {"foreach": True}, {"foreach": False}, {"fused": True})
-        ]
-    every = sum(-(-n * WIDTH * 4 // 512) * 512 for n in SIZES)
-    assert [each.step_bytes for each in needs[:2]] == [every, every]
-    assert needs[2].step_bytes > needs[3].step_bytes == 0
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_on_a_gpu_torch_chooses_to_step_all_parameters_at_once(device: str) -> None:
+    """Unless it is told how; a learning rate that is a tensor can't be, nor Adafactor by itself."""
+
+    def made(make: Any, rate: Any = 0.1, **how: Any) -> int:
+        with compat.fake_tensors():
+            optimizer = make(parameters(device), **how)
+        optimizer.param_groups[0]["lr"] = rate
+        return optimizer_needs(optimizer, [], for_card=True).step_bytes
+
+    unit = 512 if device == "cuda" else 1
+    every = sum(-(-n * WIDTH * 4 // unit) * unit for n in SIZES)
+    assert made(OPTIM.AdamW) == made(OPTIM.AdamW, foreach=True) == every
+    one_by_one = made(OPTIM.AdamW, foreach=False)
+    assert one_by_one == made(OPTIM.AdamW, fused=False) > made(OPTIM.AdamW, fused=True) == 0
+    assert one_by_one + 4 == made(OPTIM.AdamW, torch.tensor(0.1))  # a number beside
+    assert made(OPTIM.Adafactor) == made(OPTIM.Adafactor, foreach=False)
 
 
 def test_of_what_is_frozen_nothing_is_kept() -> None:
@@ -78,7 +83,31 @@ def test_of_what_is_frozen_nothing_is_kept() -> None:
     assert optimizer_needs(OPTIM.AdamW, every) == optimizer_needs(OPTIM.AdamW, trained)
 
 
-class NeedsNumbers(OPTIM.SGD):
+def test_what_is_frozen_after_some_steps_keeps_its_state() -> None:
+    optimizer = OPTIM.AdamW(parameters())
+    optimizer.step()
+    before = optimizer_needs(optimizer, []).state_bytes
+    for p in optimizer.param_groups[0]["params"][1:]:
+        p.requires_grad_(False).grad = None
+    state = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
+    assert optimizer_needs(optimizer, []).state_bytes == before == state
+
+
+class OfParts(OPTIM.SGD):
+    """Uses a part of what it makes."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            part = p.detach().exp()[:1]
+            p.detach().add_(part + 1)
+
+
+def test_a_part_of_what_is_made_keeps_all_of_it() -> None:
+    largest = max(SIZES) * WIDTH * 4
+    assert optimizer_needs(OfParts(parameters()[1:2], lr=0.1), []).step_bytes == largest + WIDTH * 4
+
+
+class StepsOnce(OPTIM.SGD):
     """Fails in its second step."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -89,7 +118,7 @@ class NeedsNumbers(OPTIM.SGD):
 
 
 def test_where_it_can_t_be_found_out_it_is_nothing() -> None:
-    assert optimizer_needs(NeedsNumbers(parameters()), []) == Needs(sum(SIZES) * WIDTH * 4, 0)
+    assert optimizer_needs(StepsOnce(parameters()), []) == Needs(sum(SIZES) * WIDTH * 4)
     assert optimizer_needs(None, []) == Needs()
 
 
@@ -161,19 +190,15 @@ def test_that_of_several_graphs_is_told_of_all(is_said: bool, caplog: pytest.Log
     assert len(of_the_step(caplog)) == is_said
 
 
-def test_only_of_a_graph_that_is_alone_it_is_known_what_is_there() -> None:
-    """What other graphs keep is gone when the optimizer steps."""
-    options = Options(None, "eager")
-    problem, plan = plan_model(wide(), torch.ones(ROWS, WIDTH), torch.sum, options)
-    full = problem.with_budget(simulate(problem, plan).end_bytes + 10)
-    for step_bytes, given, is_said in (
-        (10, ALONE, False),
-        (11, ALONE, True),
-        (11, Given(others_bytes=1), False),
-        (11, Given(resident_bytes=1), False),
-    ):
-        beside = Training(Needs(step_bytes=step_bytes))
-        assert bool(said_of_optimizer(full, plan, options, beside, given)) is is_said
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_batches_of_several_sizes_have_it_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = wide()
+    backend = rematc.backend(4 * WIDTH * WIDTH * 17, inner="eager", optimizer=OPTIM.AdamW)
+    with caplog.at_level(logging.WARNING, "rematc"):
+        for rows in (2, 3, 4):
+            torch.compile(model, backend=backend, dynamic=False)(torch.ones(rows, WIDTH)).sum().backward()
+            model.zero_grad()
+    assert len(backend.plans) == 3 and len(of_the_step(caplog)) == 1
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
