@@ -83,6 +83,7 @@ def test_masks_are_saved_and_the_rest_is_made_again(monkeypatch: pytest.MonkeyPa
     assert _peak(backend) < _peak(whole) - 3 * ROWS * WIDTH
 
 
+@pytest.mark.slow
 def test_under_inductor_a_plan_keeps_the_seeds_and_draws_masks_again_where_there_is_no_room() -> None:
     """The seeds are pinned, and say why; a mask is made of them again."""
     case = Case(Dropping, "")

@@ -109,7 +109,7 @@ def test_blocks_that_grow_count_as_the_least_before_them() -> None:
     assert positive > 100
 
 
-@pytest.mark.parametrize("times", [1.1, 1.25, 1.5])
+@pytest.mark.parametrize("times", [1.1, 1.25, pytest.param(1.5, marks=pytest.mark.slow)])
 def test_a_deep_plain_network_is_proven_optimal(times: float) -> None:
     problem = corpus.load("mlp")
     floor = 248_124_928  # above what is resident

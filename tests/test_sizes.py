@@ -171,7 +171,7 @@ def most_taken(model: Reader, run: Callable[..., Tensor], batches: Sequence[Args
     ("case", "inner"),
     [
         ("two texts", "eager"),
-        ("two texts", "inductor"),
+        pytest.param("two texts", "inductor", marks=pytest.mark.slow),
         ("nested", "eager"),
         pytest.param("nested", "inductor", marks=pytest.mark.slow),
     ],

@@ -65,6 +65,7 @@ def test_op_by_op_the_peak_is_as_predicted_and_gradients_are_eager_s(
     assert f"{budget / 1e6:.2f} MB" in said
 
 
+@pytest.mark.slow
 def test_under_inductor_random_numbers_are_compared_with_inductor_s() -> None:
     model, x = given()
     found = rematc.verify(model, x, None, mean_square)
