@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,8 +40,18 @@ GATHERED_IN_THE_GRAPH = COLLECTIVES_IN_THE_GRAPH[:-1]
 SCATTERS = ("_c10d_functional::reduce_scatter_tensor", "gloo:all_reduce")
 ONE_GRAPH = (*COLLECTIVES_IN_THE_GRAPH, "pipeline", "tensor, noisy")
 NOISY = ["ddp, noisy", *(pytest.param(f"{of}, noisy", marks=pytest.mark.slow) for of in ("fsdp", "tensor"))]
-CELLS = [(count, name) for count, budgets in BUDGETS.items() for name in budgets]
-MORE = [pytest.param(count, name, marks=pytest.mark.slow) for count in SLOW for name in SLOW[count]]
+QUICK = 2  # ranks: with more it is the same ways, and they take longer
+
+
+def cells(left_out: str = "") -> list[Any]:
+    """Each way to train with so many ranks, but the one ``left_out``."""
+    quick = [(count, name, count > QUICK) for count, names in BUDGETS.items() for name in names]
+    every = [*quick, *((count, name, True) for count, names in SLOW.items() for name in names)]
+    return [
+        pytest.param(count, name, marks=pytest.mark.slow if is_slow else ())
+        for count, name, is_slow in every
+        if name != left_out
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +72,7 @@ def budget_of(count: int, name: str) -> int:
     return {**BUDGETS[count], **SLOW.get(count, {})}[name] + WAYS[name].more_bytes
 
 
-@pytest.mark.parametrize(("count", "name"), [*CELLS, *MORE])
+@pytest.mark.parametrize(("count", "name"), cells())
 def test_gradients_are_those_of_all_ranks_together(count: int, name: str, found: Finder) -> None:
     """To the bit as under `aot_eager`; eager PyTorch adds them up in another order, and so does Inductor."""
     for rank in found(count, name):
@@ -71,7 +82,7 @@ def test_gradients_are_those_of_all_ranks_together(count: int, name: str, found:
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(("count", "name"), [*CELLS, *MORE])
+@pytest.mark.parametrize(("count", "name"), cells())
 def test_on_each_rank_the_graphs_of_a_step_share_the_budget(count: int, name: str, found: Finder) -> None:
     """DDP runs the pieces of the model on fake tensors first: that is no step, and keeps nothing.
 
@@ -84,14 +95,14 @@ def test_on_each_rank_the_graphs_of_a_step_share_the_budget(count: int, name: st
         assert max(peaks) <= budget_of(count, name)
 
 
-@pytest.mark.parametrize(("count", "name"), [cell for cell in CELLS if cell[1] != "pipeline"] + MORE)
+@pytest.mark.parametrize(("count", "name"), cells("pipeline"))
 def test_all_ranks_have_the_same_plans(count: int, name: str, found: Finder) -> None:
     """Though each measured its costs for itself: the digest tells those too."""
     first, *others = (rank[name]["plans"] for rank in found(count, name))
     assert all(plans == first for plans in others)
 
 
-@pytest.mark.parametrize(("count", "name"), [*CELLS, *MORE])
+@pytest.mark.parametrize(("count", "name"), cells())
 def test_each_rank_measures_no_more_than_the_budget(count: int, name: str, found: Finder) -> None:
     """Though threads of gloo hold what they sent for a moment longer, now on one rank, now on another."""
     assert all(rank[name]["peak_bytes"] <= budget_of(count, name) for rank in found(count, name))
@@ -125,7 +136,7 @@ def test_gathered_weights_are_not_kept(name: str, found: Finder) -> None:
         assert WHOLE not in rank[name]["saved"]
 
 
-@pytest.mark.parametrize(("count", "name"), [*CELLS, *MORE])
+@pytest.mark.parametrize(("count", "name"), cells())
 def test_no_collective_is_run_twice_unless_that_is_asked_for(count: int, name: str, found: Finder) -> None:
     """But that what the graph gathers is gathered once in each pass, as FSDP does."""
     for rank in found(count, name):
