@@ -128,14 +128,14 @@ def _twin(optimizer: Any, inputs: Iterable[Any]) -> Any:
 
 def _parameter(like: torch.Tensor, has_state: bool = False) -> torch.nn.Parameter:
     """One that is frozen has no gradient, and gets no state."""
-    shape = _local(like).shape
+    shape = local(like).shape
     empty = torch.empty(shape, dtype=like.dtype, device=like.device)
     made = torch.nn.Parameter(empty, requires_grad=like.requires_grad)
     made.grad = torch.empty_like(empty) if like.requires_grad or has_state or like.grad is not None else None
     return made
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
     """Of a DTensor, what is on this rank."""
     with torch.no_grad():
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -162,7 +162,7 @@ def _there_bytes(optimizer: Any) -> int:
 
 
 def _bytes(held: Iterable[torch.Tensor]) -> int:
-    return sum(given_bytes(_local(t)) for t in held)
+    return sum(given_bytes(local(t)) for t in held)
 
 
 def _is_on_cuda(groups: Iterable[dict[str, Any]]) -> bool:

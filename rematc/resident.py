@@ -13,7 +13,7 @@ from rematc import compat
 from rematc.capture import Capture
 from rematc.graph import COLLECTIVES, Graph
 from rematc.highest import forget
-from rematc.optimizer import Needs, optimizer_needs
+from rematc.optimizer import Needs, local, optimizer_needs
 from rematc.options import COSTS, Options
 from rematc.rounding import Rounding, exactly, given_bytes
 
@@ -121,7 +121,7 @@ def training(options: Options, inputs: list[Any]) -> Training:
     """What training as ``options`` say takes, for a graph with these ``inputs``."""
     needs = optimizer_needs(options.optimizer, inputs, for_card=options.costs not in COSTS)
     parameters = {id(p): p for p in inputs if isinstance(p, torch.nn.Parameter)}.values()
-    stepped = (given_bytes(p) * (1 + p.requires_grad) for p in parameters)
+    stepped = (given_bytes(local(p)) * (1 + p.requires_grad) for p in parameters)
     return Training(needs, gradient_bytes(inputs, options.accumulate), sum(stepped))
 
 

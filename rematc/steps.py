@@ -25,7 +25,7 @@ from rematc.compiled import Compile, Compiled, Given, Made, picked, settled
 from rematc.errors import BudgetError, format_bytes
 from rematc.kinds import Key, Kind, kept_beside
 from rematc.ledger import Ledger
-from rematc.optimizer import STEP, Needs, optimizer_needs, said_of_step
+from rematc.optimizer import STEP, Needs, local, optimizer_needs, said_of_step
 from rematc.options import Options
 from rematc.regather import advice
 from rematc.resident import bytes_beside_new, gradient_bytes
@@ -295,7 +295,7 @@ class Steps:
         if self.trained != which:
             self.trained, self.needs = which, optimizer_needs(self.options.optimizer, leaves.values())
             there = max(sum(kind.read.values()) for kind in self.calls.kinds.values())
-            there += sum(map(given_bytes, leaves.values()))  # and gradients
+            there += sum(given_bytes(local(p)) for p in leaves.values())  # and gradients
             self.say_once(said_of_step(there, self.needs, self.budget_bytes or None), STEP)
         return self.options.reserve_bytes + self.needs.to_come_bytes
 

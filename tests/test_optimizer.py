@@ -14,6 +14,7 @@ import rematc
 from rematc import compat
 from rematc.optimizer import Needs, optimizer_needs
 from rematc.options import Options
+from rematc.resident import training
 from rematc.trace import plan_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own
@@ -91,6 +92,14 @@ def test_what_is_frozen_after_some_steps_keeps_its_state() -> None:
         p.requires_grad_(False).grad = None
     state = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
     assert optimizer_needs(optimizer, []).state_bytes == before == state
+
+
+def test_of_a_sharded_parameter_what_is_on_this_rank_counts() -> None:
+    (whole,) = parameters()[:1]
+    whole.to_local = lambda: whole[:1]  # type: ignore[method-assign]  # as a DTensor has it
+    needs = optimizer_needs(OPTIM.AdamW([whole]), [])
+    assert needs == optimizer_needs(OPTIM.AdamW([nn.Parameter(torch.ones(1, WIDTH))]), [])
+    assert training(Options(None, optimizer=OPTIM.AdamW), [whole]).stepped_bytes == 2 * WIDTH * 4
 
 
 class OfParts(OPTIM.SGD):
