@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from rematc import compat
+from rematc.versions import torch_version
 
 MEMORY = "[memory]"  # how the profiler names an allocation or a free
 MARK = "rematc: a span of allocations begins or ends"
@@ -30,7 +31,8 @@ Span = tuple[int, int]  # bytes above those at its beginning: the most, and at i
 def memory_profile() -> profile:
     """A profile of the CPU's allocations; it does not write to the terminal, as torch's do."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the first one of the process starts
-    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)  # 2.11 warns else
+    warns = torch_version() < (2, 13)  # unless it works out all events in Python, which takes most of the time
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=warns)
 
 
 def mark() -> None:
