@@ -31,7 +31,7 @@ Span = tuple[int, int]  # bytes above those at its beginning: the most, and at i
 def memory_profile() -> profile:
     """A profile of the CPU's allocations; it does not write to the terminal, as torch's do."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the first one of the process starts
-    warns = torch_version() < (2, 13)  # unless it works out all events in Python, which takes most of the time
+    warns = torch_version() < (2, 13)  # unless it works out all events in Python: that takes longest
     return profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=warns)
 
 

@@ -39,6 +39,7 @@ class Known:
         self.places: list[int] = []
         self.trained: list[int] = []
         self.others: list[int] = []
+        self.leaves: list[weakref.ref[torch.Tensor]] = []  # the trained ones
         self.storages: dict[int, int] = {}
         self.cuda: torch.device | None = None
         self._last: dict[int, weakref.ref[torch.Tensor]] = {}  # all that might be the same, at the last look
@@ -80,6 +81,7 @@ class Known:
         self.trained = [n for n in places if values[n].requires_grad]
         self.others = sorted(set(range(len(values))).difference(places))
         self.cuda = next((t.device for t in same if t.is_cuda), None)
+        self.leaves = [last[n] for n in self.trained]
         self._which, self._at = [last[n] for n in places], [*map(torch.Tensor.data_ptr, same)]
         self._there, self._kept = [storage.cdata for storage in kept], kept
         is_other = not is_first and places != self.places
@@ -99,7 +101,8 @@ def _stays(value: Any) -> bool:
 class Arguments:
     """``tensors`` of ``values``; those that have gradients are ``trained``, of them ``leaves`` keep theirs.
 
-    What is ``known`` from other calls is not asked again.
+    What is ``known`` from other calls is not asked again; if ``is_plain``, all that is trained is known, and
+    on a CPU.
 
     >>> w, x = torch.ones(2, requires_grad=True), torch.ones(2)
     >>> given = Arguments((w, x, 3, w * x))
@@ -113,9 +116,15 @@ class Arguments:
         self._others = [values[n] for n in self._known.others if isinstance(values[n], torch.Tensor)]
         self.trained: Sequence[torch.Tensor] = [values[n] for n in self._known.trained]
         self.leaves = self.trained
-        if any(t.requires_grad for t in self._others):  # in order, as gradients are
+        self.is_plain = not (self._known.cuda or any([t.requires_grad or t.is_cuda for t in self._others]))
+        if not self.is_plain and any(t.requires_grad for t in self._others):  # in order, as gradients are
             self.trained = [t for t in self.tensors if t.requires_grad]
             self.leaves = [t for t in self.trained if t.is_leaf]
+
+    @property
+    def refs(self) -> Sequence[weakref.ref[torch.Tensor]]:
+        """To the leaves."""
+        return self._known.leaves if self.is_plain else [*map(weakref.ref, self.leaves)]
 
     @cached_property
     def tensors(self) -> list[torch.Tensor]:

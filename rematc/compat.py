@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -239,10 +240,9 @@ def is_in_backward() -> bool:
 
 def is_autograd_compiled() -> bool:
     """Is what runs now a backward pass that compiled autograd has traced?"""
-    from torch._dynamo import compiled_autograd
-
+    traces = sys.modules.get("torch._dynamo.compiled_autograd")  # asked in each step: an import takes longer
     names = ("in_compiled_autograd_region", "compiled_autograd_enabled")
-    return any(getattr(compiled_autograd, name, False) for name in names)
+    return any([getattr(traces, name, False) for name in names])
 
 
 def differentiates(gm: fx.GraphModule) -> bool:

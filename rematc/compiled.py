@@ -136,6 +136,11 @@ class Compiled:
         return self._with_others(self.made.use)
 
     @property
+    def is_settled(self) -> bool:
+        """Is it planned with all that was found of its steps, and of results that stay?"""
+        return self.is_chosen and not self.passing_bytes and self.outside == self.made.outside
+
+    @property
     def uses(self) -> list[Use]:
         """Of the plan that it runs by, and of those to choose from."""
         options = [] if self.is_chosen else self.options
@@ -153,6 +158,8 @@ class Compiled:
 
         Those of leaves stay, and none are told where they can't be told apart.
         """
+        if args.is_plain:  # as in most steps: all are leaves
+            return {}
         graph, given = self.problem.graph, args.trained
         if len(given) != len(graph.gradients) or len(given) == len(args.leaves):  # of some there is none
             return {}

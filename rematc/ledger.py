@@ -29,6 +29,7 @@ from rematc.share import FOLLOWED_BYTES
 from rematc.storages import Followed, storages, tensors
 
 G = TypeVar("G", bound=Hashable)
+NOTHING = Followed(())
 COLLECTIONS = 3  # of the garbage of a compiler, to tell it from what somebody has
 
 
@@ -69,6 +70,16 @@ class Ledger(Generic[G]):
         self.running = []
         if self.kinds:
             self._keep(lambda kind: any(call.has_model for call in kind.calls))
+        return True
+
+    def repeats(self, graph: G) -> bool:
+        """Does the next call begin a step like the last one, of ``graph`` alone, which left nothing?"""
+        if self.held or self.left or self.kinds or self.is_retraced or len(self.running) != 1:
+            return False
+        (last,) = self.running
+        if last.graph is not graph or not last.is_through or last.made.live_bytes():
+            return False
+        self.running = []
         return True
 
     def _in_turns(self, through: int) -> bool:
@@ -144,12 +155,11 @@ class Ledger(Generic[G]):
         made, inputs = {key: call for call in self.running for key in call.results}, args.storages
         if made:
             inputs = {key: size for key, size in inputs.items() if key not in made}
-        leaves = [weakref.ref(t) for t in args.leaves]
         sizes = dict(storages(results))
-        followed = results if max(sizes.values(), default=0) >= FOLLOWED_BYTES else ()
-        own = Followed(followed, args.storages, FOLLOWED_BYTES)
+        is_small = max(sizes.values(), default=0) < FOLLOWED_BYTES
+        own = NOTHING if is_small else Followed(results, args.storages, FOLLOWED_BYTES)
         given = [(made[key], size) for key, size in gradients.items() if key in made]
-        call = Call(graph, kept_bytes, inputs, sizes, leaves, own, given=given)
+        call = Call(graph, kept_bytes, inputs, sizes, args.refs, own, given=given)
         for node in python_nodes({t.grad_fn for t in tensors(results)}):
             call.nodes.append(weakref.ref(node, call.node_gone))
             node.register_prehook(partial(self._goes_back, call))

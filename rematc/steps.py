@@ -86,7 +86,8 @@ class Steps:
         """Run it forward, by a plan that fits into the step."""
         self.surveys.pause()
         given = Arguments(args, graph.known)
-        self._begin(graph, given)
+        if not self._goes_on(graph, given):
+            self._begin(graph, given)
         watch = self.gpu.watch(graph, given)
         results = graph.made.run(*args)
         gradients = graph.gradients_of(given)
@@ -115,6 +116,16 @@ class Steps:
         if made.problem is not None:
             self.budget_bytes = made.problem.budget_bytes or 0
         return made
+
+    def _goes_on(self, graph: Compiled, args: Arguments) -> bool:
+        """Does a step begin like the last one, so that `_begin` would take longer and find nothing new?"""
+        return (
+            args.is_plain
+            and graph.is_settled
+            and self.surveys.is_through(graph)
+            and bytes_beside_new(args.leaves, self.options.accumulate) <= graph.made.accumulated_bytes
+            and self.calls.repeats(graph)
+        )
 
     def _begin(self, graph: Compiled, args: Arguments) -> None:
         """A graph is about to run forward; if all before it are through, a step begins."""
@@ -155,8 +166,7 @@ class Steps:
         gradients = max(made.accumulated_bytes, bytes_beside_new(args.leaves, self.options.accumulate))
         held = max(made.others_bytes, held)
         more = gradients - made.accumulated_bytes + held - made.others_bytes
-        known = graph.beside_bytes + left
-        more = max(more, self.gpu.unknown_bytes(args, known, self.options.accumulate))
+        more = max(more, self.gpu.unknown_bytes(args, graph.beside_bytes + left, self.options.accumulate))
         if not more and passing == graph.passing_bytes and graph.outside == made.outside:
             return
         text = "%s more are resident from now on: gradients that accumulate, results that are held, a loss"

@@ -38,6 +38,11 @@ class Surveys:
             self.current = survey_of(args.tensors, self._pass_ended, is_missed=is_missed)
             graph.tries += self.current is not None
 
+    def is_through(self, graph: Compiled) -> bool:
+        """Is none made, and none to be made of steps that ``graph`` begins?"""
+        done = graph.surveys >= ENOUGH or graph.tries >= TRIES
+        return done and self.current is None and not self.dropped
+
     def pause(self) -> None:
         """What is not outside begins: a graph, or a compiler."""
         if self.current:
