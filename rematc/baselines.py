@@ -96,13 +96,14 @@ def attention_only(problem: Problem, options: SolveOptions = DEFAULT) -> Plan:
     return _plan(problem, "attention_only", started, wanted, notes=notes)
 
 
-def min_cut(problem: Problem, options: SolveOptions = DEFAULT) -> Plan:
+def min_cut(problem: Problem, options: SolveOptions = DEFAULT, wanted: Iterable[int] = ()) -> Plan:
     """Save the fewest bytes from which cheap ops alone (pointwise, views) give all that backward reads.
 
-    The idea of torch's default partitioner; `rematc.mincut` says how this one differs from it.
+    The idea of torch's default partitioner; `rematc.mincut` says how this one differs from it. Forward's
+    values that are ``wanted`` are saved if backward reads them.
     """
     started, graph = time.perf_counter(), problem.graph
-    cut = cheapest_cut(graph)
+    cut = cheapest_cut(graph, wanted)
     made = [v for i in graph.forward for v in graph.ops[i].outputs]
     return _plan(problem, "min_cut", started, [v for v in made if graph.values[v].storage in cut])
 

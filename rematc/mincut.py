@@ -11,6 +11,8 @@ each value right before its first use.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import networkx
 
 from rematc.graph import Graph, Op
@@ -29,12 +31,13 @@ _CHEAP_NAMES = """
 CHEAP = frozenset(_CHEAP_NAMES.split())
 
 
-def cheapest_cut(graph: Graph) -> frozenset[int]:
+def cheapest_cut(graph: Graph, wanted: Iterable[int] = ()) -> frozenset[int]:
     """The storages to save: those of fewest bytes from which cheap ops give all that backward reads.
 
     A storage s is an edge in_s -> out_s of capacity bytes(s) (0 if resident); an op joins out_u -> in_s for
     each u that it reads and each s that it makes, without limit. What can't be recomputed hangs on the
-    source, what backward reads on the sink. Raises nothing: the cut is never infinite.
+    source, as do the values that are ``wanted``; what backward reads hangs on the sink. Raises nothing: the
+    cut is never infinite.
 
     >>> from rematc.graph import Op, Value
     >>> g = Graph((0, 8, 4, 8, 1, 1), tuple(Value(n, s) for s, n in enumerate("x a b c dy dx".split())),
@@ -48,7 +51,7 @@ def cheapest_cut(graph: Graph) -> frozenset[int]:
     of = [v.storage for v in graph.values]
     for s in sorted({of[v] for i in graph.forward for v in graph.ops[i].outputs} | graph.resident):
         net.add_edge(("in", s), ("out", s), capacity=0 if s in graph.resident else graph.storage_bytes[s])
-    for s in sorted(graph.resident):
+    for s in sorted(graph.resident.union(of[v] for v in wanted)):
         net.add_edge("source", ("in", s))
     for v in read_in_backward(graph):
         net.add_edge(("out", of[v]), "sink")

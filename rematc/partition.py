@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from rematc import plans
-from rematc.baselines import min_cut
 from rematc.cache import cache_folder
 from rematc.compiled import ALONE, Given
 from rematc.errors import BudgetError
@@ -33,6 +32,7 @@ from rematc.simulate import judged, validate
 from rematc.solve import solve
 from rematc.survey import Outside
 from rematc.target import device_of, target_of
+from rematc.unlimited import unlimited
 
 if TYPE_CHECKING:
     from rematc.peak import PeakOfCode
@@ -157,7 +157,7 @@ def _fitted(
     """The plan, and the problem with what was learned of its code; ``known`` if there is one, and it fits."""
     if peak is not None:
         if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
-            known = min_cut(problem)
+            known = unlimited(problem, peak.read_ready_made)
             known = gathered_again(problem, known) if shared(problem.graph) else known
         fitted = fit(problem, options, peak, known, peak.of_ops)
         return fitted.problem, fitted.plan

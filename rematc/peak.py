@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -77,6 +78,18 @@ class PeakOfCode:
     def above_resident(self, plan: Plan) -> Footprint:
         """The same, resident not included, and what is taken in forward and kept after it."""
         return self._found(plan)[0]
+
+    @cached_property
+    def read_ready_made(self) -> frozenset[int]:
+        """What ready-made kernels of backward read of forward: none computes it on its way, as others do.
+
+        So torch's partitioner saves it, and so does a plan without limit: it costs a kernel to have it again.
+        """
+        graph = self.captured.graph
+        made = {v for i in graph.forward for v in graph.ops[i].outputs}
+        back = (n for n, op in enumerate(graph.ops) if op.phase == "backward")
+        theirs = [i for i in back if any(map(is_ready_made, self.captured.nodes[i]))]
+        return frozenset(v for i in theirs for v in graph.ops[i].inputs if v in made)
 
     def of_ops(self, plan: Plan) -> dict[int, OpNeed]:
         """What its code needs while each op runs, as far as that is known.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from random import Random
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rematc.baselines import STRATEGIES, Strategy, every
+from rematc.baselines import STRATEGIES, Strategy, every, min_cut
 from rematc.errors import OptionError
 from rematc.graph import Graph, Op
 from rematc.layers import find_layers, read_in_backward
@@ -18,6 +20,7 @@ from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.schedule import one_of_each_storage
 from rematc.simulate import judged, validate
+from rematc.unlimited import unlimited
 from tests import oracle
 from tests.graphs import Builder, budgets, chain, problems, skip
 
@@ -180,6 +183,22 @@ def test_min_cut_saves_the_fewest_bytes(problem: Problem) -> None:
     every_set = (c for r in range(len(made) + 1) for c in combinations(made, r))
     least = min(sum(size[s] for s in c) for c in every_set if enough(c))
     assert sum(size[s] for s in cheapest_cut(g) - g.resident) == least
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_without_a_limit_what_is_wanted_is_saved_and_no_order_of_the_same_needs_less(
+    problem: Problem, choice: Random
+) -> None:
+    g = problem.graph
+    read = read_in_backward(g)
+    wanted = {v for v in read if choice.random() < 0.5}
+    found, plain = unlimited(problem, wanted), min_cut(problem, wanted=wanted)
+    validate(problem, found)
+    saved = {g.values[v].storage for v in found.saved} | g.resident
+    assert {g.values[v].storage for v in wanted} <= saved
+    assert (found.saved, found.cost_ns) == (plain.saved, plain.cost_ns)
+    assert found.peak_bytes <= plain.peak_bytes
 
 
 def test_min_cut_knows_of_a_gradient_that_forward_makes() -> None:

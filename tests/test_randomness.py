@@ -76,7 +76,7 @@ def test_random_numbers_are_drawn_once_and_the_generator_moves_on_as_ever(name: 
 
 def as_inductor_alone(noise: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Whatever can be is recomputed; returns what is."""
-    monkeypatch.setattr("rematc.partition.min_cut", recompute_all)
+    monkeypatch.setattr("rematc.partition.unlimited", lambda problem, _: recompute_all(problem))
     case = Case(lambda: Noisy(noise), "")
     backend = rematc.backend(None, costs="roofline")
     ours, theirs = Trained(case, backend), Trained(case, "inductor")
