@@ -134,7 +134,7 @@ class Arguments:
     @cached_property
     def storages(self) -> dict[int, int]:
         """Their bytes by their keys."""
-        return {**self._known.storages, **dict(storages(self._others))}
+        return {**self._known.storages, **dict(map(compat.storage_of, self._others))}
 
     @cached_property
     def cuda(self) -> torch.device | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -46,6 +47,7 @@ class Call(Generic[G]):
         self.survey, self.place = survey, survey.calls
         survey.forward_ends()
         nodes = [node for ref in self.nodes if (node := ref()) is not None]
+        self.nodes = [weakref.ref(node, self.node_gone) for node in nodes]
         for then, _ in (following for node in nodes for following in node.next_functions):
             is_leaf = hasattr(then, "variable")  # it accumulates a gradient: the last there is
             if then is not None and not is_leaf and not _is_ours(then):

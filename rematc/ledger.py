@@ -161,7 +161,7 @@ class Ledger(Generic[G]):
         given = [(made[key], size) for key, size in gradients.items() if key in made]
         call = Call(graph, kept_bytes, inputs, sizes, args.refs, own, given=given)
         for node in python_nodes({t.grad_fn for t in tensors(results)}):
-            call.nodes.append(weakref.ref(node, call.node_gone))
+            call.nodes.append(weakref.ref(node))
             node.register_prehook(partial(self._goes_back, call))
         self.running.append(call)
         return call
@@ -184,6 +184,8 @@ class Ledger(Generic[G]):
         self.passes += 1
         self.is_retraced |= compat.is_autograd_compiled()
         call.backward_begins(gradients, self.passes)
+        if not through and not self.left:  # as in most steps
+            return
         if not through and not self.left_stays:
             self.left_stays = self._is_left_still(lambda: any(old.made.live_bytes() for old in self.left))
         if self._is_left_still(lambda: any(other.made.live_bytes() > other.left_bytes for other in through)):
