@@ -3,9 +3,9 @@
 As in torch's `min_cut_rematerialization_partition`: capacities are bytes; only pointwise ops
 and views may be recomputed; products, convolutions, reductions, attention and random ops are banned.
 
-Not torch's own. It knows no fusion, so it bans neither what would be materialized anyway nor long
-chains of fusible ops, and adds no cost for distance. Its nodes are storages, so that a view never
-counts twice. Where torch orders the backward graph by its own rules, `rematc.baselines.min_cut` recomputes
+Not torch's own. It knows no fusion, so it bans neither what would be materialized anyway (but for what
+is wanted: see `rematc.unlimited`) nor long chains of fusible ops, and adds no cost for distance. Its nodes
+are storages, so that a view never counts twice. Where torch orders the backward graph by its own rules, `rematc.baselines.min_cut` recomputes
 each value right before its first use.
 """
 
