@@ -5,8 +5,8 @@ and views may be recomputed; products, convolutions, reductions, attention and r
 
 Not torch's own. It knows no fusion, so it bans neither what would be materialized anyway (but for what
 is wanted: see `rematc.unlimited`) nor long chains of fusible ops, and adds no cost for distance. Its nodes
-are storages, so that a view never counts twice. Where torch orders the backward graph by its own rules, `rematc.baselines.min_cut` recomputes
-each value right before its first use.
+are storages, so that a view never counts twice. Where torch orders the backward graph by its own rules,
+`rematc.baselines.min_cut` recomputes each value right before its first use.
 """
 
 from __future__ import annotations
