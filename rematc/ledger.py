@@ -73,7 +73,10 @@ class Ledger(Generic[G]):
         return True
 
     def repeats(self, graph: G) -> bool:
-        """Does the next call begin a step like the last one, of ``graph`` alone, which left nothing?"""
+        """Does the next call begin a step like the last one, of ``graph`` alone, which left nothing?
+
+        Then that is over, and has not to be put on record.
+        """
         if self.held or self.left or self.kinds or self.is_retraced or len(self.running) != 1:
             return False
         (last,) = self.running

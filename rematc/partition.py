@@ -25,7 +25,6 @@ from rematc.plan import Plan
 from rematc.pose import of_a_loss, pose, say_if_checkpointed
 from rematc.problem import Problem
 from rematc.ranks import agree, decision, tightest
-from rematc.regather import gathered_again, shared
 from rematc.resident import NO_TRAINING, Training, forget_peak
 from rematc.share import Footprint
 from rematc.simulate import judged, validate
@@ -158,7 +157,6 @@ def _fitted(
     if peak is not None:
         if problem.budget_bytes is None:  # no limit is no reason to take more than Inductor alone does
             known = unlimited(problem, peak.read_ready_made)
-            known = gathered_again(problem, known) if shared(problem.graph) else known
         fitted = fit(problem, options, peak, known, peak.of_ops)
         return fitted.problem, fitted.plan
     plan = judged(problem, known) if known else solve(problem, options)

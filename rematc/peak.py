@@ -87,8 +87,7 @@ class PeakOfCode:
         """
         graph = self.captured.graph
         made = {v for i in graph.forward for v in graph.ops[i].outputs}
-        back = (n for n, op in enumerate(graph.ops) if op.phase == "backward")
-        theirs = [i for i in back if any(map(is_ready_made, self.captured.nodes[i]))]
+        theirs = [i for i in graph.backward_steps if any(map(is_ready_made, self.captured.nodes[i]))]
         return frozenset(v for i in theirs for v in graph.ops[i].inputs if v in made)
 
     def of_ops(self, plan: Plan) -> dict[int, OpNeed]:

@@ -123,8 +123,8 @@ class Steps:
             args.is_plain
             and graph.is_settled
             and self.surveys.is_through(graph)
-            and bytes_beside_new(args.leaves, self.options.accumulate) <= graph.made.accumulated_bytes
             and self.calls.repeats(graph)
+            and bytes_beside_new(args.leaves, self.options.accumulate) <= graph.made.accumulated_bytes
         )
 
     def _begin(self, graph: Compiled, args: Arguments) -> None:

@@ -1,4 +1,4 @@
-"""The plan where there is no limit: as fast as the inner compiler alone, and no larger than that."""
+"""The plan where there is no limit: as fast as Inductor alone, and no larger than it need be for that."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 from rematc.baselines import min_cut
 from rematc.plan import Plan
 from rematc.problem import Problem
+from rematc.regather import gathered_again, shared
 from rematc.schedule import just_in_time
-from rematc.simulate import judged
+from rematc.simulate import judged, simulate
 from rematc.solve.order import Order, orders, reordered, restored
 
 
@@ -28,10 +29,12 @@ def unlimited(problem: Problem, wanted: Iterable[int] = ()) -> Plan:
     (1,)
     """
     plan = min_cut(problem, wanted=wanted)
+    plan = gathered_again(problem, plan) if shared(problem.graph) else plan
 
     def ordered(order: Order) -> Plan:
-        same = reordered(problem, order)
-        steps = just_in_time(same.graph, plan.saved)
-        return restored(judged(same, replace(plan, backward=steps)), order, problem)
+        steps = just_in_time(reordered(problem, order).graph, plan.saved)
+        return restored(replace(plan, backward=steps), order, problem)
 
-    return min(map(ordered, orders(problem)), key=lambda each: each.peak_bytes)
+    return judged(
+        problem, min(map(ordered, orders(problem)), key=lambda each: simulate(problem, each).peak_bytes)
+    )
