@@ -20,7 +20,7 @@ Compiled = tuple[Made, Callable[..., Any]]
 # Saves all. With torch's other partitioner "aot_eager" recomputes from buffers that were overwritten since.
 REFERENCE = "aot_eager_default_partitioner"
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-quick = settings(max_examples=20, suppress_health_check=CHECKS)
+quick = settings(max_examples=15, suppress_health_check=CHECKS)
 thorough = settings(max_examples=1000, suppress_health_check=CHECKS)
 
 # Programs that once failed, or would if a pass were left out.

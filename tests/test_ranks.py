@@ -126,7 +126,7 @@ def test_masks_and_statistics_are_those_of_each_rank(name: str, found: Finder) -
     "name",
     [
         "fsdp",
-        "fsdp, whole",
+        pytest.param("fsdp, whole", marks=pytest.mark.slow),
         "sharded",
         "sharded, inductor",
         "regathered",

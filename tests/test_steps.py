@@ -103,7 +103,7 @@ def in_turns(run: Callable[[Tensor], Tensor], most: int) -> None:
         still.popleft().backward()
 
 
-@pytest.mark.parametrize("most", [2, 4])
+@pytest.mark.parametrize("most", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_batches_in_turns_are_planned_for_as_many_as_are_open_at_once(
     most: int, caplog: pytest.LogCaptureFixture
 ) -> None:
