@@ -39,7 +39,7 @@ class Known:
         self.places: list[int] = []
         self.trained: list[int] = []
         self.others: list[int] = []
-        self.leaves: list[weakref.ref[torch.Tensor]] = []  # the trained ones
+        self.refs: list[weakref.ref[torch.Tensor]] = []  # to the trained ones
         self.storages: dict[int, int] = {}
         self.cuda: torch.device | None = None
         self._last: dict[int, weakref.ref[torch.Tensor]] = {}  # all that might be the same, at the last look
@@ -81,7 +81,7 @@ class Known:
         self.trained = [n for n in places if values[n].requires_grad]
         self.others = sorted(set(range(len(values))).difference(places))
         self.cuda = next((t.device for t in same if t.is_cuda), None)
-        self.leaves = [last[n] for n in self.trained]
+        self.refs = [last[n] for n in self.trained]
         self._which, self._at = [last[n] for n in places], [*map(torch.Tensor.data_ptr, same)]
         self._there, self._kept = [storage.cdata for storage in kept], kept
         is_other = not is_first and places != self.places
@@ -124,7 +124,7 @@ class Arguments:
     @property
     def refs(self) -> Sequence[weakref.ref[torch.Tensor]]:
         """To the leaves."""
-        return self._known.leaves if self.is_plain else [*map(weakref.ref, self.leaves)]
+        return self._known.refs if self.is_plain else [*map(weakref.ref, self.leaves)]
 
     @cached_property
     def tensors(self) -> list[torch.Tensor]:

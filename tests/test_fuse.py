@@ -22,6 +22,7 @@ from rematc.passes import split
 from rematc.pose import pose
 from rematc.problem import Problem
 from rematc.solve import solve
+from rematc.unlimited import unlimited
 from tests import test_capture
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -184,6 +185,12 @@ def test_without_a_limit_what_a_product_reads_is_saved_and_not_made_again_in_a_k
     free = split_at(normed, None)[2].plan
     fewest = min_cut(problem)
     assert fewest.cost_ns > 0 and free.cost_ns == 0 and set(fewest.saved) != set(free.saved)
+
+
+def test_without_a_limit_backward_runs_in_the_order_of_the_lowest_peak() -> None:
+    _, problem = posed(gated, *SIZES)
+    made = [v for i in problem.graph.forward for v in problem.graph.ops[i].outputs]
+    assert unlimited(problem, made).peak_bytes < 0.9 * min_cut(problem, wanted=made).peak_bytes
 
 
 def test_seeds_are_drawn_once_and_what_is_made_of_them_may_run_again() -> None:
