@@ -33,14 +33,14 @@ def by_shapes(joint: fx.GraphModule) -> None:
 
 
 def _read_flat(node: fx.Node, source: fx.Node) -> None:
-    given, made = source.meta["val"], node.meta["val"]
-    if given.is_contiguous() and made.is_contiguous() and given.numel() == made.numel():
+    given, read = source.meta["val"], node.meta["val"]
+    if given.is_contiguous() and read.is_contiguous() and given.numel() == read.numel():
         # What was read by its strides was written. Were it computed in each kernel that reads the view,
         # these read too much for Inductor's taste: it has their own large results written instead.
         compat.write_out(source)
-        node.target, node.args, node.kwargs = VIEW, (source, list(made.shape)), {}
+        node.target, node.args, node.kwargs = VIEW, (source, list(read.shape)), {}
     else:
-        offset = made.storage_offset()  # of the storage, whatever view of it was read
+        offset = read.storage_offset()  # of the storage, whatever view of it was read
         node.args, node.kwargs = (_flat(source, node), *node.args[1:3], offset), {}
 
 
@@ -49,7 +49,7 @@ def _scatter_flat(node: fx.Node, source: fx.Node) -> None:
     node.update_arg(0, _flat(source, node))
     node.meta["val"] = node.meta["val"].view(-1)
     with node.graph.inserting_after(node):
-        shaped = _made(VIEW, node, list(source.meta["val"].shape), like=node)
+        shaped = made(VIEW, node, list(source.meta["val"].shape), like=node)
     for user in users:
         user.replace_input_with(node, shaped)
 
@@ -74,16 +74,17 @@ def _flat(source: fx.Node, reader: fx.Node) -> fx.Node:
     order = _order(source.meta["val"])
     with reader.graph.inserting_before(reader):
         if order != sorted(order):
-            source = _made(PERMUTE, source, order, like=reader)
-        return _made(VIEW, source, [-1], like=reader)
+            source = made(PERMUTE, source, order, like=reader)
+        return made(VIEW, source, [-1], like=reader)
 
 
-def _made(target: Any, source: fx.Node, argument: list[int], like: fx.Node) -> fx.Node:
-    made = source.graph.call_function(target, (source, argument))
-    made.meta = {key: value for key, value in like.meta.items() if key != "val"}
+def made(target: Any, source: fx.Node, *arguments: Any, like: fx.Node, **settings: Any) -> fx.Node:
+    """A node that computes from ``source``, where nodes are inserted now. All but its value is ``like``'s."""
+    node = source.graph.call_function(target, (source, *arguments), settings)
+    node.meta = {key: value for key, value in like.meta.items() if key != "val"}
     with fake_mode_of([source.meta["val"]]), torch.no_grad():
-        made.meta["val"] = target(source.meta["val"], argument)
-    return made
+        node.meta["val"] = target(source.meta["val"], *arguments, **settings)
+    return node
 
 
 def _is_dense(x: Any) -> bool:

@@ -39,7 +39,28 @@ def aot_eager(gm: fx.GraphModule, inputs: Any, *, partition_fn: Any, compiler: A
 
     compilers = dict.fromkeys(("fw_compiler", "bw_compiler", "inference_compiler"), compiler)
     backend = aot_autograd(**compilers, partition_fn=partition_fn, keep_inference_input_mutations=True)
-    return backend(gm, inputs)
+    return backend(_without_regions(gm), inputs)
+
+
+def _without_regions(gm: fx.GraphModule) -> fx.GraphModule:
+    """With the calls of each `torch.compiler.nested_compile_region` in line, where torch can: from 2.12 on.
+
+    A region would be split by itself, and what it saves would be saved in every plan.
+    """
+    with suppress(ImportError):
+        from torch._higher_order_ops.passes.inline_invoke_subgraph import inline_invoke_subgraph
+
+        inline_invoke_subgraph(gm).recompile()
+    return gm
+
+
+IN_LINE = "torch._dynamo.config.inline_invoke_subgraph"  # Dynamo's own way to that, from 2.12 on
+
+
+def is_region(joint: fx.GraphModule) -> bool:
+    """Is it the graph of a region alone? Of all others AOTAutograd says what it is that they return."""
+    (output,) = joint.graph.find_nodes(op="output")
+    return "desc" not in output.meta
 
 
 def extract_modules(
@@ -395,7 +416,9 @@ def inductor(gm: fx.GraphModule, inputs: Any, *, partitioner: Any, compiler: Any
 
     patches = {"custom_partitioner_fn": partitioner}
     with functorch_config.patch(enable_autograd_cache=False):
-        compiled: Any = compile_fx(gm, inputs, inner_compile=compiler, config_patches=patches)
+        compiled: Any = compile_fx(
+            _without_regions(gm), inputs, inner_compile=compiler, config_patches=patches
+        )
     return compiled  # type: ignore[no-any-return]
 
 

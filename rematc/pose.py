@@ -13,9 +13,10 @@ from rematc.cache import cache_folder
 from rematc.capture import CHECKPOINTED, Capture, capture
 from rematc.compiled import ALONE, Given
 from rematc.costs import Prices
-from rematc.errors import RematcError
+from rematc.errors import CaptureError, RematcError
 from rematc.options import Options, parse_budget
 from rematc.passes import canonicalize
+from rematc.passes.laid_out import lay_out
 from rematc.problem import Problem
 from rematc.regather import without_price
 from rematc.resident import NO_TRAINING, Training, epilogue_bytes, resident_bytes
@@ -30,6 +31,11 @@ CHECKPOINTS = (
     "the model has regions under torch.utils.checkpoint (gradient_checkpointing, say): what is in them is "
     "planned with all else, but for what a policy must save or recompute; without them it compiles faster"
 )
+REGION = (
+    "torch splits what is under torch.compiler.nested_compile_region by itself; a plan is for all of a model"
+    "\n  what to try: rematc.backend with torch 2.12 or newer, which take it as a part of the model's graph; "
+    f"{compat.IN_LINE} = True; or no region"
+)
 
 
 def pose(
@@ -40,10 +46,17 @@ def pose(
     given: Given = ALONE,
     target: Target | None = None,
 ) -> tuple[Capture, Problem]:
-    """Joint graph -> what it is made of, and the problem that it poses under ``options``."""
+    """Joint graph -> what it is made of, and the problem that it poses under ``options``.
+
+    Raises `CaptureError` for the graph of a region that torch compiles by itself.
+    """
+    if compat.is_region(joint):
+        raise CaptureError(REGION)
     target = target or target_of(joint, options, cache_folder(), given)
     _fix_sizes(joint)
     canonicalize(joint, num_fwd_outputs, runs_here=target.table is not None, regather=options.regather)
+    if options.inner == "eager":
+        lay_out(joint, target.taken)
     captured = capture(joint, num_fwd_outputs, target.rounded)
     nodes = [nodes[0] for nodes in captured.nodes]
     prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")

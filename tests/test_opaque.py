@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,8 +19,10 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 
 import rematc
+from rematc import compat
 from rematc.capture import capture
 from rematc.graph import Op
+from rematc.versions import torch_version
 from tests.test_graphs import (
     WIDTH,
     Around,
@@ -30,6 +33,7 @@ from tests.test_graphs import (
     eager,
     peaks,
     plain,
+    unlimited,
     wavy,
 )
 
@@ -111,6 +115,51 @@ def test_an_associative_scan_is_ops_like_others() -> None:
         return out.view(x.shape)
 
     assert not pinned(kept(products), "")
+
+
+@torch.compiler.nested_compile_region
+def inner_region(x: Tensor) -> Tensor:
+    return x.sin().exp()
+
+
+@torch.compiler.nested_compile_region
+def outer_region(x: Tensor) -> Tensor:
+    return torch.nn.functional.dropout(inner_region(x), 0.3).cos() + inner_region(x.tanh())
+
+
+def by_regions(x: Tensor) -> Tensor:
+    return outer_region(outer_region(x)) * inner_region(x)
+
+
+def test_regions_are_ops_like_others() -> None:
+    if torch_version() < (2, 12):
+        pytest.skip("this torch can't take regions in line")
+    model, backend = Around(by_regions), eager("400kB")
+    expected = by_turns(model, model, (plain,))  # aot_eager adds gradients up in another order
+    run = compiled(model, backend)
+    assert all(torch.equal(a, b) for a, b in zip(by_turns(model, run, (plain,)), expected, strict=True))
+    assert max(peaks(model, run, (plain,))) <= 400_000 < unlimited(lambda _: model, plain)
+    assert {op.pin for op in pinned(backend, "")} == {"random"}
+
+
+def by_partitioner() -> Any:
+    return partial(torch.compile, options={"custom_partitioner_fn": rematc.partitioner("5MB")})
+
+
+def by_an_older_torch() -> Any:
+    return partial(torch.compile, backend=eager("5MB"))
+
+
+@pytest.mark.parametrize("compiling", [by_partitioner, by_an_older_torch], ids=lambda how: how.__name__)
+def test_a_region_that_torch_splits_by_itself_is_refused(compiling: Callable[[], Any]) -> None:
+    run = compiling()(Around(by_regions))
+    with (
+        mock.patch.object(compat, "_without_regions", lambda gm: gm),
+        pytest.raises(
+            Exception, match=r"nested_compile_region by itself; .*\n  what to try: rematc\.backend"
+        ),
+    ):
+        run(torch.randn(8, WIDTH))
 
 
 def attended(x: Tensor) -> Tensor:

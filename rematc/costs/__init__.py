@@ -3,6 +3,7 @@
 from rematc.costs.call import Call
 from rematc.costs.price import Prices, find_taken, is_ready_made, time_ops
 from rematc.costs.rates import Rates, rates_of, rates_of_card
+from rematc.costs.roofline import is_free
 from rematc.costs.table import Table
 from rematc.costs.workspace import Taken
 
@@ -13,6 +14,7 @@ __all__ = [
     "Table",
     "Taken",
     "find_taken",
+    "is_free",
     "is_ready_made",
     "rates_of",
     "rates_of_card",

@@ -1,7 +1,7 @@
 """What was measured of single ops on one device, kept from one process to the next.
 
 A file by device and torch version has, for each op (target, shapes, dtypes, strides), the nanoseconds of
-a run and the bytes of workspace and results, as far as they were measured.
+a run, the bytes of workspace and results, and the strides of these, as far as they were seen.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,14 +22,14 @@ from rematc.costs.workspace import Taken, stays_unknown, taken
 
 log = logging.getLogger(__name__)
 
-FORMAT = "rematc.costs/3"
-TIME, WORKSPACE, RESULT = KINDS = "runtime_ns", "workspace_bytes", "result_bytes"
+FORMAT = "rematc.costs/4"
+TIME, WORKSPACE, RESULT, STRIDES = KINDS = "runtime_ns", "workspace_bytes", "result_bytes", "strides"
 UNKNOWN = (
     "what %s takes while it runs, beside its results, is not known, and not counted: leave reserve= for it, "
     "or, if it is a custom op that does nothing but compute, declare it by rematc.pure"
 )
-Figures = dict[str, dict[str, int]]  # of each kind, by the name of a call
-Measure = Callable[[Iterable[Call]], Mapping[Hashable, tuple[int, ...]]]
+Figures = dict[str, dict[str, Any]]  # of each kind, by the name of a call
+Measure = Callable[[Iterable[Call]], Mapping[Hashable, tuple[Any, ...]]]
 
 
 class Table:
@@ -40,7 +41,7 @@ class Table:
     >>> x = torch.ones(4)
     >>> call = Call(torch.ops.aten.logsumexp.default, (x, [0]), {})
     >>> Table(torch.device("cpu"), None).taken([call])[call.key]  # four exponentials, and a number
-    Taken(workspace_bytes=20, result_bytes=4)
+    Taken(workspace_bytes=20, result_bytes=4, strides=((),))
     """
 
     def __init__(self, device: torch.device, folder: Path | None) -> None:
@@ -52,7 +53,7 @@ class Table:
         """Nanoseconds by the key of a call, see `rematc.costs.timing.timings`."""
         expected = {call.key: (call, ns) for call, ns in calls}
 
-        def measure(unknown: Iterable[Call]) -> Mapping[Hashable, tuple[int, ...]]:
+        def measure(unknown: Iterable[Call]) -> Mapping[Hashable, tuple[Any, ...]]:
             found = timings((expected[call.key] for call in unknown), limit_s)
             return {key: (ns,) for key, ns in found.items()}
 
@@ -66,12 +67,15 @@ class Table:
         if unknown:
             log.warning(UNKNOWN, ", ".join(sorted(unknown)))
             self._said |= unknown
-        found = self._known_or_measured((WORKSPACE, RESULT), distinct, taken)
-        return {key: Taken(*figures) for key, figures in found.items()}
+        found = self._known_or_measured((WORKSPACE, RESULT, STRIDES), distinct, taken)
+        return {
+            key: Taken(workspace, result, tuple(map(tuple, strides)))
+            for key, (workspace, result, strides) in found.items()
+        }
 
     def _known_or_measured(
         self, kinds: tuple[str, ...], calls: list[Call], measure: Measure
-    ) -> dict[Hashable, tuple[int, ...]]:
+    ) -> dict[Hashable, tuple[Any, ...]]:
         known = [self._kept[kind] for kind in kinds]
         names = {call.key: _name(call.key) for call in calls}
 
@@ -92,7 +96,7 @@ class Table:
             if all(name in kept for kept in known)
         }
 
-    def _keep(self, kinds: tuple[str, ...], new: dict[str, tuple[int, ...]]) -> None:
+    def _keep(self, kinds: tuple[str, ...], new: dict[str, tuple[Any, ...]]) -> None:
         if self._path is not None and new:
             data = self._read()  # another process may have added to it since
             _put(data, kinds, new)
@@ -103,13 +107,13 @@ class Table:
         if data is None or self._path is None:
             return {kind: {} for kind in KINDS}
         found = {kind: data.get(kind) for kind in KINDS}
-        if all(isinstance(kept, dict) and all(map(_is_figure, kept.values())) for kept in found.values()):
+        if all(isinstance(kept, dict) and all(map(IS[kind], kept.values())) for kind, kept in found.items()):
             return {kind: dict(kept or {}) for kind, kept in found.items()}
         cache.damaged(self._path, "figures that are none")
         return {kind: {} for kind in KINDS}
 
 
-def _put(figures: Figures, kinds: tuple[str, ...], new: Mapping[str, tuple[int, ...]]) -> None:
+def _put(figures: Figures, kinds: tuple[str, ...], new: Mapping[str, tuple[Any, ...]]) -> None:
     """Add figures by their kind: of each call there is one of each of ``kinds``."""
     for n, kind in enumerate(kinds):
         figures[kind] |= {name: found[n] for name, found in new.items()}
@@ -119,5 +123,12 @@ def _is_figure(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**62
 
 
+def _are_strides(x: object) -> bool:
+    return isinstance(x, list) and all(isinstance(each, list) and all(map(_is_figure, each)) for each in x)
+
+
 def _name(key: Hashable) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()[:24]
+
+
+IS = dict.fromkeys(KINDS, _is_figure) | {STRIDES: _are_strides}

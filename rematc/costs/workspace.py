@@ -1,8 +1,9 @@
-"""What an op allocates besides its results, and for them, found by running it once on made-up data.
+"""What an op allocates besides its results, and for them, found by running it on made-up data.
 
 Kernels take scratch memory that no schema shows (a cast input, a column buffer, per-thread sums).
 It is alive only while the op runs, but it counts toward the peak. And some return their result in
-memory that they needed before: the mean of an `mse_loss` in that of all the losses.
+memory that they needed before: the mean of an `mse_loss` in that of all the losses. How results lie in
+memory is seen on the way.
 """
 
 from __future__ import annotations
@@ -22,15 +23,24 @@ from rematc.costs.call import Call
 from rematc.costs.made_up import arguments, check_room, may_run
 from rematc.highest import forget
 from rematc.rounding import as_cuda
+from rematc.storages import tensors
 
 log = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
-    """Bytes that a call takes: beside its results while it runs, and for them."""
+    """Bytes that a call takes: beside its results while it runs, and for them. And the strides of those."""
 
     workspace_bytes: int
     result_bytes: int
+    strides: tuple[tuple[int, ...], ...] = ()
+
+
+class _Prepared(NamedTuple):
+    """A call that has run once, to be run again: a first run may set up what later ones keep."""
+
+    step: Callable[[], object] = lambda: None
+    strides: tuple[tuple[int, ...], ...] = ()
 
 
 def taken(calls: Iterable[Call]) -> dict[Hashable, Taken]:
@@ -50,31 +60,31 @@ def taken(calls: Iterable[Call]) -> dict[Hashable, Taken]:
     return found
 
 
-def _on_cpu(prepare: Callable[[], Callable[[], object]]) -> Taken:
+def _on_cpu(prepare: Callable[[], _Prepared]) -> Taken:
     """As its allocator tells the thread that asks."""
-    step = prepare()
-    live = list(accumulate(compat.allocations(step), initial=0))
-    return Taken(max(live) - live[-1], live[-1])
+    prepared = prepare()
+    live = list(accumulate(compat.allocations(prepared.step), initial=0))
+    return Taken(max(live) - live[-1], live[-1], prepared.strides)
 
 
 def _cuda_device(call: Call) -> torch.device | None:
     return next((t.device for t in call.tensors() if t.device.type == "cuda"), None)
 
 
-def _on_cuda(prepare: Callable[[], Callable[[], object]], device: torch.device) -> Taken:
+def _on_cuda(prepare: Callable[[], _Prepared], device: torch.device) -> Taken:
     """As it asks the caching allocator, which may give more than that, by what is free at the time."""
 
     def asked(which: str) -> int:
         found: int = torch.cuda.memory_stats(device).get(f"requested_bytes.all.{which}", 0)
         return found
 
-    step = prepare()
+    prepared = prepare()
     forget(device)
     before = asked("current")
-    result = step()
+    result = prepared.step()
     peak, end = asked("peak"), asked("current")
     del result
-    return Taken(*(as_cuda(size) for size in (peak - end, end - before)))
+    return Taken(as_cuda(peak - end), as_cuda(end - before), prepared.strides)
 
 
 def stays_unknown(call: Call) -> bool:
@@ -84,15 +94,18 @@ def stays_unknown(call: Call) -> bool:
     return compat.is_overload(call.target) and not may_run(call) and not is_collective(call.target)
 
 
-def _run(call: Call) -> Callable[[], object]:
-    """Make the arguments, run once (a first run may set up what later ones keep), return a second run."""
+def _run(call: Call) -> _Prepared:
+    """Make the arguments, and run once."""
     target = call.target
     try:
         check_room(call)
         args, kwargs = arguments(call)
-        target(*args, **kwargs)
+        results = [t for t in tensors(target(*args, **kwargs))]
     except Exception as e:
         level = logging.WARNING if isinstance(e, MemoryError) else logging.INFO
         log.log(level, "the workspace of %s can't be measured (%s); taken as 0", target, e)
-        return lambda: None
-    return lambda: target(*args, **kwargs)
+        return _Prepared()
+    are_strided = all(t.layout == torch.strided for t in results)
+    return _Prepared(
+        lambda: target(*args, **kwargs), tuple(t.stride() for t in results) if are_strided else ()
+    )
