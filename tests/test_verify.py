@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import logging
 import math
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -192,3 +195,21 @@ def test_what_is_no_module_is_compared_too_and_left_as_it_was() -> None:
     found = rematc.verify(lambda x: _Wrong.apply(model(x)).sum(), x, None, inner="eager")
     assert found.difference == pytest.approx(0.5)
     assert model.weight.grad is None and x.grad is None
+
+
+@pytest.mark.parametrize(("limit_s", "pairs", "expected"), [(60.0, 5, 2.0), (0.0, 1, 9.0)])
+def test_the_time_of_a_step_is_the_median_of_several_in_turn(
+    limit_s: float, pairs: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or as many as there is time for: the first step after others is slow, of a small model many times."""
+    module = importlib.import_module("rematc.verify")
+    monkeypatch.setattr(module, "TIMED_S", limit_s)
+    taken, turns = iter((9.0, 2.0, 2.0, 1.0, 3.0)), list[str]()
+
+    def step(name: str, seconds: Iterator[float]) -> Any:
+        turns.append(name)
+        return module._Step({}, next(seconds), False)
+
+    steps = partial(step, "ours", taken), partial(step, "plain", itertools.repeat(1.0))
+    assert module._slowdown(*steps) == expected
+    assert turns == pairs * ["ours", "plain"]
