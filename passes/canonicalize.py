@@ -10,6 +10,7 @@ from rematc import compat
 from rematc.capture import COLLECTIVE, must_run, pin_of
 from rematc.passes.dropout import split_dropout
 from rematc.passes.gathered import leave_to_plan
+from rematc.passes.laid_out import TakenBy, lay_out
 from rematc.passes.must_recompute import must_recompute
 from rematc.passes.snapshot import snapshot
 from rematc.passes.strided import by_shapes
@@ -18,16 +19,25 @@ APART = "rematc_apart"  # an argument that no op has
 
 
 def canonicalize(
-    joint: fx.GraphModule, num_fwd_outputs: int, *, runs_here: bool = True, regather: bool = False
+    joint: fx.GraphModule,
+    num_fwd_outputs: int,
+    *,
+    runs_here: bool = True,
+    regather: bool = False,
+    taken: TakenBy | None = None,
 ) -> fx.GraphModule:
-    """Drop dead ops, say by shapes what is read by strides, merge equal ops, take dropout apart, keep the old
-    values of inputs that forward overwrites, and recompute what the model says must be.
+    """Drop dead ops, lay values out as ops return them, say by shapes what is read by strides, merge equal
+    ops, take dropout apart, keep the old values of inputs that forward overwrites, and recompute what the
+    model says must be.
 
     ``joint`` is changed in place and returned, linted after every step. Not ``runs_here``: the plan is for
     another device than the one that its values are on, and what only this one can is not done.
     ``regather``: how often ranks gather what they share is left to the plan, see `rematc.regather`.
+    ``taken``: what was seen of ops that run as they are in the graph; None where they don't.
     """
     joint.graph.eliminate_dead_code()
+    if taken is not None:
+        lay_out(joint, taken)
     by_shapes(joint)
     joint.graph = _merged(joint.graph)
     _merge_takers(joint.graph)

@@ -7,84 +7,110 @@ takes while it runs depends on the strides that it gets, and a view may have non
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from rematc import compat
-from rematc.costs import Call, Taken, is_free
-from rematc.passes.strided import made
+from rematc.capture import PURE_NAMESPACES
+from rematc.costs import Call, Layouts, Taken, is_free
+from rematc.passes.strided import AS_STRIDED, PERMUTE, SCATTER, made, order_of
 from rematc.storages import fake_mode_of, tensors
 
+log = logging.getLogger(__name__)
+
 CLONE, CONTIGUOUS = torch.ops.aten.clone.default, torch.contiguous_format
-Known = Callable[[Iterable[Call]], Mapping[Hashable, Taken]]
+TakenBy = Callable[[Iterable[Call]], Mapping[Hashable, Taken]]
 
 
-def lay_out(joint: fx.GraphModule, taken: Known) -> None:
-    """Give values the strides that ops were seen to return, and all that is computed from them theirs.
+def lay_out(joint: fx.GraphModule, taken: TakenBy) -> None:
+    """Give values the strides that ops were seen to return, and what is computed from them theirs.
 
-    ``taken`` runs ops. A view that can't be had of what is really there is made of a copy of it.
+    ``taken`` runs ops. Where an op is there for the strides of the trace alone (a view that can't be had of
+    what is really there, code that torch does not know), it gets a copy that has them.
     """
     calls = {n: Call.of(n) for n in joint.graph.nodes if n.op == "call_function" and not is_free(n)}
-    known = taken(calls.values())
-    others: set[fx.Node] = set()  # than in the trace
+    seen = dict(taken(calls.values()))
+    traced: dict[fx.Node, Any] = {}  # values as the trace had them, where they are others now
     for node in list(joint.graph.nodes):
-        is_anew = node.op == "call_function" and not others.isdisjoint(node.all_input_nodes)
-        if is_anew and _traced_anew(node, others, keeps=node in calls):
-            others.add(node)
-        if node in calls:
-            call = Call.of(node) if is_anew else calls[node]
-            found = (taken([call]) if is_anew else known).get(call.key)
-            if found is not None and _differ(node.meta["val"], found.strides):
-                node.meta["val"] = _relaid(node.meta["val"], found.strides)
-                others.add(node)
+        before = node.meta.get("val")
+        given = {n: traced[n] for n in node.all_input_nodes if n in traced}
+        if given and node.op == "call_function":
+            _read_anew(node, given, is_view=node not in calls)
+            if node in calls and (call := Call.of(node)).key not in seen:
+                seen |= taken([call])
+        if node in calls and (found := seen.get(Call.of(node).key)):
+            node.meta["val"] = _relaid(node.meta["val"], found.layouts)
+        if node.meta.get("val") is not before:
+            traced[node] = before
 
 
-def _traced_anew(node: fx.Node, others: set[fx.Node], *, keeps: bool) -> bool:
-    """Is the value of ``node`` another now? ``keeps``: it is none where its strides are what they were."""
-    if compat.is_higher_order(node.target):
-        return False
-    try:
-        val = _value(node)
-    except (RuntimeError, ValueError):
-        for source in others.intersection(node.all_input_nodes):
-            with node.graph.inserting_before(node):
-                node.replace_input_with(source, made(CLONE, source, like=node, memory_format=CONTIGUOUS))
-        return False
-    if keeps and not _differ(node.meta["val"], [t.stride() for t in tensors(val)]):
-        return False
-    node.meta["val"] = val
-    return True
+def _read_anew(node: fx.Node, given: Mapping[fx.Node, Any], *, is_view: bool) -> None:
+    """Have ``node`` read values that lie otherwise than those that the trace has, ``given``, or copies.
+
+    Its own value is another if it is a view, or lies otherwise itself; a size is the same.
+    """
+    if not _layouts(node.meta.get("val")) and not _is_for_strides(node):
+        return
+    val = None if _is_for_strides(node) else _tried(node)
+    if val is None:
+        for source, was in given.items():
+            _copied(node, source, was)
+        val = _tried(node) if is_view else None
+    if val is not None and (is_view or _layouts(val) != _layouts(node.meta["val"])):
+        node.meta["val"] = val
 
 
-def _value(node: fx.Node) -> Any:
+def _tried(node: fx.Node) -> Any:
+    """What ``node`` makes of what it reads; None where it makes nothing of that."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-    with fake_mode_of(tensors((args, kwargs))), torch.no_grad():
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+    try:
+        with fake_mode_of(tensors((args, kwargs))), torch.no_grad():
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as e:  # rules raise what they like, and users write some
+        log.info("%s can't be had of what it reads as that lies in memory: %s", node, e)
+        return None
 
 
-def _differ(val: Any, strides: Sequence[Sequence[int]]) -> bool:
-    """Do tensors of such strides lie otherwise in memory?"""
-    vals = list(tensors(val))
-    return len(vals) == len(strides) and any(map(_differs, vals, strides))
+def _is_for_strides(node: fx.Node) -> bool:
+    """Does it read memory by the strides of the trace, or may it, for all that torch knows?"""
+    if not compat.is_overload(node.target):
+        return compat.is_higher_order(node.target)
+    return node.target in (AS_STRIDED, SCATTER) or node.target.namespace not in PURE_NAMESPACES  # type: ignore
 
 
-def _differs(val: torch.Tensor, strides: Sequence[int]) -> bool:
-    sizes, stride = (list(map(compat.hint, xs)) for xs in (val.shape, val.stride()))
-    along = zip(sizes, stride, strides, strict=True)
-    return 0 not in sizes and any(size > 1 and a != b for size, a, b in along)
+def _copied(node: fx.Node, source: fx.Node, was: Any) -> None:
+    """Have ``node`` read a copy of ``source`` that lies in memory as ``was`` does."""
+    order = order_of(was)
+    with node.graph.inserting_before(node):
+        turned = made(PERMUTE, source, order, like=node)
+        copy = made(CLONE, turned, like=node, memory_format=CONTIGUOUS)
+        back = made(PERMUTE, copy, [order.index(d) for d in range(len(order))], like=node)
+    node.replace_input_with(source, back)
 
 
-def _relaid(val: Any, strides: Sequence[Sequence[int]]) -> Any:
-    """The same values with ``strides``; what lies so already is left as it is."""
-    given = iter(strides)
+def _layouts(val: Any) -> Layouts:
+    return tuple(map(_layout, tensors(val)))
+
+
+def _layout(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(map(compat.hint, x.shape)), tuple(map(compat.hint, x.stride()))
+
+
+def _relaid(val: Any, seen: Layouts) -> Any:
+    """The same values laid out as ``seen``, if what was seen has their shapes; itself if they are so."""
+    now = _layouts(val)
+    if now == seen or [shape for shape, _ in now] != [shape for shape, _ in seen]:
+        return val
+    strides = iter(seen)
 
     def one(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not _differs(x, stride := next(given)):
+        if not isinstance(x, torch.Tensor) or _layout(x) == (layout := next(strides)):
             return x
         with fake_mode_of([x]):
-            return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device)
+            return torch.empty_strided(x.shape, layout[1], dtype=x.dtype, device=x.device)
 
     return fx.node.map_aggregate(val, one)

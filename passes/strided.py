@@ -71,7 +71,7 @@ def _numbers(x: torch.Tensor) -> tuple[object, ...]:
 
 def _flat(source: fx.Node, reader: fx.Node) -> fx.Node:
     """A view of the elements of ``source`` as they lie in memory, for ``reader``."""
-    order = _order(source.meta["val"])
+    order = order_of(source.meta["val"])
     with reader.graph.inserting_before(reader):
         if order != sorted(order):
             source = made(PERMUTE, source, order, like=reader)
@@ -91,14 +91,14 @@ def _is_dense(x: Any) -> bool:
     """Are its elements all that its storage holds, each once?"""
     if not _is_static(x) or x.untyped_storage().nbytes() != x.numel() * x.element_size():
         return False
-    return x.storage_offset() == 0 and x.permute(_order(x)).is_contiguous()
+    return x.storage_offset() == 0 and x.permute(order_of(x)).is_contiguous()
 
 
 def _is_static(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and all(isinstance(n, int) for n in (*x.shape, *x.stride()))
 
 
-def _order(x: torch.Tensor) -> list[int]:
+def order_of(x: torch.Tensor) -> list[int]:
     """Its dimensions, that of the largest stride first."""
     strides = x.stride()
     return sorted(range(x.dim()), key=lambda d: (-strides[d], -x.shape[d]))

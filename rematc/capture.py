@@ -62,7 +62,19 @@ def capture(joint: fx.GraphModule, num_fwd_outputs: int, rounded: Rounding = exa
     ``rounded``: what the allocator gives for so many bytes.
     Raises `CaptureError` for a graph that can't be read.
     """
+    check_layouts(joint)
     return _Reader(joint, num_fwd_outputs, rounded).read()
+
+
+def check_layouts(joint: fx.GraphModule) -> None:
+    """Raise `CaptureError` for values of which it is not known what they take, as sparse ones."""
+    for node in joint.graph.nodes:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor) and val.layout != torch.strided:
+            raise CaptureError(
+                f"op {node.name!r} makes a tensor of layout {val.layout}, and bytes are known of "
+                "dense ones alone\n  what to try: dense gradients, as in nn.Embedding(..., sparse=False)"
+            )
 
 
 class _Reader:
@@ -79,17 +91,7 @@ class _Reader:
         self.storage_bytes: list[int] = []
         self.storages: dict[int, int] = {}
 
-    def _check_layouts(self) -> None:
-        for node in self.nodes:
-            val = node.meta.get("val")
-            if isinstance(val, torch.Tensor) and val.layout != torch.strided:
-                raise CaptureError(
-                    f"op {node.name!r} makes a tensor of layout {val.layout}, and bytes are known of "
-                    "dense ones alone\n  what to try: dense gradients, as in nn.Embedding(..., sparse=False)"
-                )
-
     def read(self) -> Capture:
-        self._check_layouts()
         inputs: list[int] = []
         tangents: list[int] = []
         for node in self.nodes:

@@ -47,11 +47,17 @@ def _without_regions(gm: fx.GraphModule) -> fx.GraphModule:
 
     A region would be split by itself, and what it saves would be saved in every plan.
     """
-    with suppress(ImportError):
+    region = torch.ops.higher_order.invoke_subgraph
+    graphs = (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule))
+    if not any(graph.find_nodes(op="call_function", target=region) for graph in graphs):
+        return gm
+    try:
         from torch._higher_order_ops.passes.inline_invoke_subgraph import inline_invoke_subgraph
-
-        inline_invoke_subgraph(gm).recompile()
-    return gm
+    except ImportError:
+        return gm
+    inlined = inline_invoke_subgraph(gm)
+    inlined.recompile()
+    return inlined
 
 
 IN_LINE = "torch._dynamo.config.inline_invoke_subgraph"  # Dynamo's own way to that, from 2.12 on

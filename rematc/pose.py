@@ -10,13 +10,12 @@ from torch import fx
 
 from rematc import compat
 from rematc.cache import cache_folder
-from rematc.capture import CHECKPOINTED, Capture, capture
+from rematc.capture import CHECKPOINTED, Capture, capture, check_layouts
 from rematc.compiled import ALONE, Given
 from rematc.costs import Prices
 from rematc.errors import CaptureError, RematcError
 from rematc.options import Options, parse_budget
 from rematc.passes import canonicalize
-from rematc.passes.laid_out import lay_out
 from rematc.problem import Problem
 from rematc.regather import without_price
 from rematc.resident import NO_TRAINING, Training, epilogue_bytes, resident_bytes
@@ -32,9 +31,9 @@ CHECKPOINTS = (
     "planned with all else, but for what a policy must save or recompute; without them it compiles faster"
 )
 REGION = (
-    "torch splits what is under torch.compiler.nested_compile_region by itself; a plan is for all of a model"
-    "\n  what to try: rematc.backend with torch 2.12 or newer, which take it as a part of the model's graph; "
-    f"{compat.IN_LINE} = True; or no region"
+    "torch splits what is under torch.compiler.nested_compile_region by itself; plans are for whole models\n"
+    "  what to try: no region; or torch 2.12 or newer, where rematc.backend takes it as a part of the graph, "
+    f"and others do with {compat.IN_LINE} = True"
 )
 
 
@@ -54,9 +53,10 @@ def pose(
         raise CaptureError(REGION)
     target = target or target_of(joint, options, cache_folder(), given)
     _fix_sizes(joint)
-    canonicalize(joint, num_fwd_outputs, runs_here=target.table is not None, regather=options.regather)
-    if options.inner == "eager":
-        lay_out(joint, target.taken)
+    check_layouts(joint)
+    taken = target.taken if options.inner == "eager" else None
+    runs_here = target.table is not None
+    canonicalize(joint, num_fwd_outputs, runs_here=runs_here, regather=options.regather, taken=taken)
     captured = capture(joint, num_fwd_outputs, target.rounded)
     nodes = [nodes[0] for nodes in captured.nodes]
     prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")

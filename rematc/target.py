@@ -61,7 +61,7 @@ class Target:
         return Prices(self.rates, times, find_taken(nodes, self.table) if op_by_op else {})
 
     def taken(self, calls: Iterable[Call]) -> dict[Hashable, Taken]:
-        """Bytes that calls take, by their keys; of none, if the device is not at hand."""
+        """What calls take and return, by their keys; of none, if the device is not at hand."""
         return {} if self.table is None else self.table.taken(calls)
 
 

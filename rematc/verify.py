@@ -184,7 +184,8 @@ def _step(state: _State, run: Callable[..., Any], args: Any, kwargs: Any) -> _St
         found = {name: _aside(leaf.grad) for name, leaf in state.leaves.items()}
         states = zip(before, _random_states(), strict=True)
         is_random = not all(torch.equal(a, b) for a, b in states)
-        return _Step({LOSS: _aside(loss.detach()), **found}, seconds, is_random)
+        # A copy: to hold what a step returned would be a reason to plan for it.
+        return _Step({LOSS: _aside(loss.detach().clone()), **found}, seconds, is_random)
 
 
 def _slowdown(ours: Callable[[], _Step], plain: Callable[[], _Step]) -> float:

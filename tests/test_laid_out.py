@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,13 +11,58 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import rematc
-from rematc.costs import Table
+from rematc import compat
+from rematc.capture import capture
+from rematc.costs import Call, Table
 from rematc.passes.laid_out import lay_out
 from tests.joints import joint_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 CPU = torch.device("cpu")
 SHARES = 1.0, 1.4  # of the smallest budget
+TRACED, REAL = (3, 1), (1, 4)  # strides of what `pair` returns second
+
+
+@rematc.pure
+@torch.library.custom_op("test_laid_out::pair", mutates_args=())
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sin(), x.cos().t().contiguous().t()
+
+
+@pair.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)  # wrong of the second
+
+
+pair.register_autograd(lambda ctx, first, second: first + second)
+
+
+@torch.library.custom_op("test_laid_out::unknown", mutates_args=())
+def unknown(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@unknown.register_fake
+def _(x: Tensor) -> Tensor:
+    assert x.is_contiguous()
+    return torch.empty_like(x)
+
+
+unknown.register_autograd(lambda ctx, grad: grad)
+
+
+@rematc.pure
+@torch.library.custom_op("test_laid_out::cut", mutates_args=())
+def cut(x: Tensor) -> Tensor:
+    return x[:1].t().clone()
+
+
+@cut.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)  # no such shape
+
+
+cut.register_autograd(lambda ctx, grad: grad)
 
 
 class Nearest(nn.Module):
@@ -46,9 +91,22 @@ class Turned(nn.Module):
         return x.square().mean()
 
 
+class Drawn(nn.Module):
+    """Which elements dropout drops depends on their strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.leave(F.dropout(pair(self.enter(x))[1].tanh(), 0.4).exp()).square().mean()
+        return out
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "nearest": (Nearest, (4, 3, 32, 32)),
     "turned": (Turned, (8, 64, 16)),
+    "drawn": (Drawn, (128, 16)),
 }
 
 
@@ -72,64 +130,102 @@ def test_the_budget_is_a_bound_and_the_bits_are_eager_s(name: str) -> None:
 # What is written into the graph
 
 
-@rematc.pure
-@torch.library.custom_op("test_laid_out::pair", mutates_args=())
-def pair(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.sin(), x.cos().t().contiguous().t()
+class LaidOut:
+    """The joint graph of what ``ask`` makes of what `pair` returns second, and what was measured for it."""
+
+    def __init__(self, ask: Callable[[Tensor], Any], dtype: torch.dtype = torch.float32) -> None:
+        def fn(x: Tensor) -> Tensor:
+            first, second = torch.ops.test_laid_out.pair(x)
+            return torch.as_tensor(ask(second)).float().sum() + first.exp().sum()
+
+        x = torch.ones(4, 3, dtype=dtype, requires_grad=True)
+        self.joint, self.forward_outputs = joint_of(fn, x)
+        self.before = {n.name: n.meta.get("val") for n in self.joint.graph.nodes}
+        self.asked: list[Call] = []
+        lay_out(self.joint, self._taken)
+        self.joint.graph.lint()
+        self.nodes = {n.name: n for n in self.joint.graph.nodes}
+
+    def _taken(self, calls: Iterable[Call]) -> Any:
+        self.asked += (calls := list(calls))
+        return Table(CPU, None).taken(calls)
+
+    def strides(self, name: str) -> tuple[int, ...]:
+        found: tuple[int, ...] = self.nodes[name].meta["val"].stride()
+        return found
+
+    def is_as_before(self, name: str) -> bool:
+        return self.nodes[name].meta["val"] is self.before[name]
+
+    def copies(self) -> list[fx.Node]:
+        return [n for n in self.joint.graph.nodes if n.target is torch.ops.aten.clone.default]
 
 
-@pair.register_fake
-def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)  # wrong of the second
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_computed_from_it_lies_otherwise_too(dtype: torch.dtype) -> None:
+    found = LaidOut(lambda x: x.tanh().t().exp2().sum(), dtype)
+    assert [t.stride() for t in found.nodes["pair"].meta["val"]] == [TRACED, REAL]
+    names = ("getitem", "getitem_1", "exp", "tanh", "t", "exp2")
+    assert [found.strides(name) for name in names] == [TRACED, REAL, TRACED, REAL, (4, 1), (4, 1)]
+    assert {n.meta["val"].dtype for name in names if (n := found.nodes[name])} == {dtype}
+    assert [found.is_as_before(name) for name in ("exp", "sum_1")] == [True, True]
+    assert found.nodes["pair"].meta["val"][0] is found.before["pair"][0]
+    assert not found.copies()
 
 
-def _backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
-    return first + second
+def test_what_is_computed_from_it_is_measured_as_it_is() -> None:
+    asked = LaidOut(lambda x: x.tanh()).asked
+    assert [c.args[0].stride() for c in asked if c.target is torch.ops.aten.tanh.default] == [TRACED, REAL]
 
 
-pair.register_autograd(_backward)
+ASKING: dict[str, Callable[[Tensor], Any]] = {
+    "a view": lambda x: x.view(-1),
+    "a view of a view": lambda x: x.view(2, 6)[1:].view(6),
+    "two views": lambda x: x.view(-1).sum() + x.view(6, 2).sum(0).sum(),
+    "memory": lambda x: x.as_strided((3, 4), (4, 1)),
+    "torch does not know what": lambda x: torch.ops.test_laid_out.unknown(x),
+    "a graph": lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)),
+}
 
 
-def laid_out(fn: Callable[..., Any], *args: Any) -> tuple[dict[str, fx.Node], dict[str, Any]]:
-    """The nodes by their names, and what they were before."""
-    joint, _ = joint_of(fn, *args)
-    before = {n.name: n.meta.get("val") for n in joint.graph.nodes}
-    lay_out(joint, Table(CPU, None).taken)
-    joint.graph.lint()
-    return {n.name: n for n in joint.graph.nodes}, before
+@pytest.mark.parametrize("what", ASKING)
+def test_what_is_there_for_the_strides_of_the_trace_gets_a_copy_that_has_them(what: str) -> None:
+    found = LaidOut(ASKING[what])
+    assert len(found.copies()) == (
+        2 if what in ("two views", "a graph") else 1
+    )  # the latter in backward again
+    for copy in found.copies():
+        (back,) = copy.users
+        assert (back.meta["val"].stride(), back.meta["val"].shape) == (TRACED, (4, 3))
+        (reader,) = back.users
+        assert reader.all_input_nodes.count(back) == 1
 
 
-def stride(node: fx.Node) -> tuple[int, ...]:
-    found: tuple[int, ...] = node.meta["val"].stride()
-    return found
+@pytest.mark.parametrize("what", ["a view", "a view of a view", "two views"])
+def test_a_view_of_a_copy_stands_in_its_memory(what: str) -> None:
+    """Two that stood in what the trace had them in were counted as one, though each had a copy."""
+    found = LaidOut(ASKING[what])
+    views = [n for n in found.joint.graph.nodes if n.target is torch.ops.aten.view.default]
+    copies = {compat.storage_key(n.meta["val"]) for n in found.copies()}
+    assert len(copies) == len(found.copies())
+    assert copies < {compat.storage_key(n.meta["val"]) for n in views}  # others are of gradients
+    graph = capture(found.joint, found.forward_outputs).graph
+    assert all(i in graph.views for i, op in enumerate(graph.ops) if op.target.startswith("aten.view"))
 
 
-def test_what_is_computed_from_it_lies_otherwise_too() -> None:
-    def fn(x: Tensor) -> Tensor:
-        first, second = torch.ops.test_laid_out.pair(x)
-        return (first.exp() * 2).sum() + (second.exp().view(4, 3) * 2).sum()
-
-    nodes, before = laid_out(fn, torch.ones(4, 3, requires_grad=True))
-    first, second = nodes["pair"].meta["val"]
-    assert (first.stride(), second.stride()) == ((3, 1), (1, 4))
-    assert first is before["pair"][0]
-    assert (stride(nodes["getitem"]), stride(nodes["getitem_1"])) == ((3, 1), (1, 4))
-    assert (stride(nodes["exp"]), stride(nodes["exp_1"])) == ((3, 1), (1, 4))
-    assert nodes["exp"].meta["val"] is before["exp"]
-
-
-def test_a_view_that_there_is_not_is_one_of_a_copy() -> None:
-    def fn(x: Tensor) -> Tensor:
-        return (torch.ops.test_laid_out.pair(x)[1].view(-1) * 2).sum()
-
-    nodes, before = laid_out(fn, torch.ones(4, 3, requires_grad=True))
-    (copied,) = nodes["view"].all_input_nodes
-    assert copied.target is torch.ops.aten.clone.default
-    assert (stride(copied), stride(nodes["view"])) == ((3, 1), (1,))
-    assert nodes["view"].meta["val"] is before["view"]
-
-
-def test_what_the_trace_says_rightly_is_left_as_it_is() -> None:
+def test_what_the_trace_has_right_is_left_as_it_is() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(144, 2))
-    nodes, before = laid_out(lambda x: model(x).sum(), torch.ones(2, 3, 8, 8))
-    assert all(node.meta.get("val") is before[name] for name, node in nodes.items())
+    joint, _ = joint_of(lambda x: model(x).sum(), torch.ones(2, 3, 8, 8))
+    before = [n.meta.get("val") for n in joint.graph.nodes]
+    lay_out(joint, Table(CPU, None).taken)
+    assert all(n.meta.get("val") is val for n, val in zip(joint.graph.nodes, before, strict=True))
+
+
+def test_strides_of_another_shape_say_nothing() -> None:
+    joint, _ = joint_of(
+        lambda x: torch.ops.test_laid_out.cut(x.sin()).sum() + x.sum(), torch.ones(4, 3).requires_grad_()
+    )
+    (node,) = (n for n in joint.graph.nodes if "cut" in n.name)
+    before = node.meta["val"]
+    lay_out(joint, Table(CPU, None).taken)
+    assert node.meta["val"] is before

@@ -97,7 +97,7 @@ def test_on_cuda_it_is_what_an_op_asks_of_the_allocator() -> None:
         mock.patch.object(torch.cuda, "reset_peak_memory_stats") as reset,
         mock.patch.object(torch.cuda, "memory_stats", side_effect=counts),
     ):
-        assert taken([call]) == {call.key: Taken(1024, 512, ((1,),))}
+        assert taken([call]) == {call.key: Taken(1024, 512, (((8,), (1,)),))}
     assert reset.call_count == 1
 
 
@@ -127,5 +127,5 @@ def test_on_a_gpu() -> None:
     found = taken(calls)
     alone, mean = (found[call.key] for call in calls)
     whole = -(-x.nbytes // 512) * 512
-    assert alone == Taken(0, whole, ((1000, 1),))
+    assert alone == Taken(0, whole, (((1000, 1000), (1000, 1)),))
     assert mean.workspace_bytes + mean.result_bytes >= whole

@@ -51,7 +51,7 @@ def test_what_there_is_no_room_for_is_not_run(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MemoryError, match=r"its arguments take 0.0 GB on cpu"):
         made_up.check_room(LARGE)
     assert list(timing.timings([(LARGE, 0), (SMALL, 0)], 60.0)) == [SMALL.key]
-    assert taken([LARGE, SMALL]) == {LARGE.key: Taken(0, 0), SMALL.key: Taken(0, 32, ((1,),))}
+    assert taken([LARGE, SMALL]) == {LARGE.key: Taken(0, 0), SMALL.key: Taken(0, 32, (((8,), (1,)),))}
 
 
 def test_nothing_is_timed_when_the_time_is_up() -> None:
@@ -145,10 +145,10 @@ def test_what_another_process_measured_since_is_not_measured_again(tmp_path: Pat
 def test_workspaces_are_kept_beside_times(tmp_path: Path, timed: Timed) -> None:
     call = Call(aten.logsumexp.default, (torch.ones(4), [0]), {})
     Table(CPU, tmp_path).times([(call, 1)], 1.0)
-    assert Table(CPU, tmp_path).taken([call]) == {call.key: Taken(20, 4, ((),))}
+    assert Table(CPU, tmp_path).taken([call]) == {call.key: Taken(20, 4, (((), ()),))}
     again = Table(CPU, tmp_path)
     assert again.times([(call, 1)], 1.0) == {call.key: 77}
-    assert again.taken([call]) == {call.key: Taken(20, 4, ((),))}
+    assert again.taken([call]) == {call.key: Taken(20, 4, (((), ()),))}
     assert len(timed) == 1
 
 
@@ -160,10 +160,13 @@ WRONG: dict[str, dict[str, object]] = {
     "infinite": {"runtime_ns": {"an op": math.inf}},
     "text": {"runtime_ns": {"an op": "77"}},
     "true": {"workspace_bytes": {"an op": True}},
-    "no strides": {"strides": None},
-    "one stride": {"strides": {"an op": 1}},
-    "strides of nothing": {"strides": {"an op": [1]}},
-    "strides below zero": {"strides": {"an op": [[-1]]}},
+    "no layouts": {"layouts": None},
+    "a number for layouts": {"layouts": {"an op": 1}},
+    "a layout of nothing": {"layouts": {"an op": [[]]}},
+    "a shape alone": {"layouts": {"an op": [[[2]]]}},
+    "fewer strides": {"layouts": {"an op": [[[2, 2], [1]]]}},
+    "a stride below zero": {"layouts": {"an op": [[[2], [-1]]]}},
+    "text for strides": {"layouts": {"an op": [[[2], "1"]]}},
 }
 
 
@@ -176,7 +179,7 @@ def test_figures_of_a_user_s_op_are_for_this_process_alone(tmp_path: Path) -> No
         return (x.sin() + x).clone()
 
     call = Call(torch.ops.test_timing.twice.default, (torch.ones(4),), {})
-    assert Table(CPU, tmp_path).taken([call]) == {call.key: Taken(16, 16, ((1,),))}
+    assert Table(CPU, tmp_path).taken([call]) == {call.key: Taken(16, 16, (((4,), (1,)),))}
     assert not list(tmp_path.iterdir())
 
 

@@ -5,10 +5,11 @@ from rematc.costs.price import Prices, find_taken, is_ready_made, time_ops
 from rematc.costs.rates import Rates, rates_of, rates_of_card
 from rematc.costs.roofline import is_free
 from rematc.costs.table import Table
-from rematc.costs.workspace import Taken
+from rematc.costs.workspace import Layouts, Taken
 
 __all__ = [
     "Call",
+    "Layouts",
     "Prices",
     "Rates",
     "Table",

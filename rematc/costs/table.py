@@ -1,7 +1,7 @@
 """What was measured of single ops on one device, kept from one process to the next.
 
 A file by device and torch version has, for each op (target, shapes, dtypes, strides), the nanoseconds of
-a run, the bytes of workspace and results, and the strides of these, as far as they were seen.
+a run, the bytes of workspace and results, and how these lie in memory, as far as that was measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rematc.costs.workspace import Taken, stays_unknown, taken
 log = logging.getLogger(__name__)
 
 FORMAT = "rematc.costs/4"
-TIME, WORKSPACE, RESULT, STRIDES = KINDS = "runtime_ns", "workspace_bytes", "result_bytes", "strides"
+TIME, WORKSPACE, RESULT, LAYOUTS = KINDS = "runtime_ns", "workspace_bytes", "result_bytes", "layouts"
 UNKNOWN = (
     "what %s takes while it runs, beside its results, is not known, and not counted: leave reserve= for it, "
     "or, if it is a custom op that does nothing but compute, declare it by rematc.pure"
@@ -41,7 +41,7 @@ class Table:
     >>> x = torch.ones(4)
     >>> call = Call(torch.ops.aten.logsumexp.default, (x, [0]), {})
     >>> Table(torch.device("cpu"), None).taken([call])[call.key]  # four exponentials, and a number
-    Taken(workspace_bytes=20, result_bytes=4, strides=((),))
+    Taken(workspace_bytes=20, result_bytes=4, layouts=(((), ()),))
     """
 
     def __init__(self, device: torch.device, folder: Path | None) -> None:
@@ -61,16 +61,16 @@ class Table:
         return {key: ns for key, (ns,) in found.items()}
 
     def taken(self, calls: Iterable[Call]) -> dict[Hashable, Taken]:
-        """Bytes that calls take, by their keys, see `rematc.costs.workspace.taken`."""
+        """What calls take and return, by their keys, see `rematc.costs.workspace.taken`."""
         distinct = list({c.key: c for c in calls}.values())
         unknown = {str(call.target) for call in distinct if stays_unknown(call)} - self._said
         if unknown:
             log.warning(UNKNOWN, ", ".join(sorted(unknown)))
             self._said |= unknown
-        found = self._known_or_measured((WORKSPACE, RESULT, STRIDES), distinct, taken)
+        found = self._known_or_measured((WORKSPACE, RESULT, LAYOUTS), distinct, taken)
         return {
-            key: Taken(workspace, result, tuple(map(tuple, strides)))
-            for key, (workspace, result, strides) in found.items()
+            key: Taken(workspace, result, tuple((tuple(shape), tuple(stride)) for shape, stride in layouts))
+            for key, (workspace, result, layouts) in found.items()
         }
 
     def _known_or_measured(
@@ -123,12 +123,19 @@ def _is_figure(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**62
 
 
-def _are_strides(x: object) -> bool:
-    return isinstance(x, list) and all(isinstance(each, list) and all(map(_is_figure, each)) for each in x)
+def _are_layouts(x: object) -> bool:
+    """Shapes, each with as many strides?"""
+    return isinstance(x, list) and all(isinstance(each, list) and _is_layout(*each) for each in x)
+
+
+def _is_layout(shape: object = None, strides: object = None, *more: object) -> bool:
+    both = [shape, strides, *more]
+    figures = all(isinstance(each, list) and all(map(_is_figure, each)) for each in both)
+    return figures and not more and len(shape) == len(strides)  # type: ignore[arg-type]
 
 
 def _name(key: Hashable) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()[:24]
 
 
-IS = dict.fromkeys(KINDS, _is_figure) | {STRIDES: _are_strides}
+IS = dict.fromkeys(KINDS, _is_figure) | {LAYOUTS: _are_layouts}

@@ -28,19 +28,25 @@ from rematc.storages import tensors
 log = logging.getLogger(__name__)
 
 
+Layouts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
 class Taken(NamedTuple):
-    """Bytes that a call takes: beside its results while it runs, and for them. And the strides of those."""
+    """Bytes that a call takes, beside its results while it runs and for them, and how those lie in memory.
+
+    ``layouts``: the shape and the strides of each tensor that it returns; empty where that was not seen.
+    """
 
     workspace_bytes: int
     result_bytes: int
-    strides: tuple[tuple[int, ...], ...] = ()
+    layouts: Layouts = ()
 
 
 class _Prepared(NamedTuple):
     """A call that has run once, to be run again: a first run may set up what later ones keep."""
 
     step: Callable[[], object] = lambda: None
-    strides: tuple[tuple[int, ...], ...] = ()
+    layouts: Layouts = ()
 
 
 def taken(calls: Iterable[Call]) -> dict[Hashable, Taken]:
@@ -64,7 +70,7 @@ def _on_cpu(prepare: Callable[[], _Prepared]) -> Taken:
     """As its allocator tells the thread that asks."""
     prepared = prepare()
     live = list(accumulate(compat.allocations(prepared.step), initial=0))
-    return Taken(max(live) - live[-1], live[-1], prepared.strides)
+    return Taken(max(live) - live[-1], live[-1], prepared.layouts)
 
 
 def _cuda_device(call: Call) -> torch.device | None:
@@ -84,7 +90,7 @@ def _on_cuda(prepare: Callable[[], _Prepared], device: torch.device) -> Taken:
     result = prepared.step()
     peak, end = asked("peak"), asked("current")
     del result
-    return Taken(as_cuda(peak - end), as_cuda(end - before), prepared.strides)
+    return Taken(as_cuda(peak - end), as_cuda(end - before), prepared.layouts)
 
 
 def stays_unknown(call: Call) -> bool:
@@ -100,12 +106,11 @@ def _run(call: Call) -> _Prepared:
     try:
         check_room(call)
         args, kwargs = arguments(call)
-        results = [t for t in tensors(target(*args, **kwargs))]
+        results = list(tensors(target(*args, **kwargs)))
     except Exception as e:
         level = logging.WARNING if isinstance(e, MemoryError) else logging.INFO
         log.log(level, "the workspace of %s can't be measured (%s); taken as 0", target, e)
         return _Prepared()
-    are_strided = all(t.layout == torch.strided for t in results)
-    return _Prepared(
-        lambda: target(*args, **kwargs), tuple(t.stride() for t in results) if are_strided else ()
-    )
+    are_dense = all(t.layout == torch.strided for t in results)
+    layouts = tuple((tuple(t.shape), t.stride()) for t in results) if are_dense else ()
+    return _Prepared(lambda: target(*args, **kwargs), layouts)
