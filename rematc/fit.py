@@ -25,7 +25,7 @@ ROUNDS = 4
 HALVES = 2  # of the way from the budget to the lowest peak, where no round has code that fits
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
 WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
-LONG = 3  # times the ops of the cheapest plan that is as low: it takes as long to lower
+LONG = 3  # times the ops of the graph, or of the cheapest plan that is as low: it takes as long to lower
 FIRST, LATER = 0.7, 0.4  # of the time limit, for a round: to lower what it finds takes longer
 LEAST_S = 1.0  # with less the solver finds a plan far too dear
 
@@ -163,7 +163,10 @@ class _Rounds:
             return plan
 
     def between(self) -> Fitted | None:
-        """The cheapest plan whose code fits, of some between the last one and the lowest peak, by halves."""
+        """The cheapest plan whose code fits, of some between the last one and the lowest peak, by halves.
+
+        One that is `LONG` is not lowered: of a ResNet-50 that took more than half an hour, and 10 GB.
+        """
         if self.lowest or not self.plan:
             return None
         best: Fitted | None = None
@@ -174,6 +177,9 @@ class _Rounds:
                 plan = self.solver.solved(self.problem.with_budget(middle))
             except BudgetError:
                 break
+            if len(plan.backward) > LONG * len(self.problem.graph.ops):
+                low = middle
+                continue
             found = _lowered(self.problem, plan, self.peak_of_code)
             if _fits(found):
                 low, best = middle, min(best or found, found, key=lambda f: f.plan.cost_ns)

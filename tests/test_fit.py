@@ -266,3 +266,30 @@ def test_code_that_needs_no_less_for_less_is_not_answered_by_the_lowest_peak(
     assert floor + least * (free - floor) < found.plan.peak_bytes <= edge < max(seen)
     assert found.plan.cost_ns < solve(problem.with_budget(floor), OPTIONS).cost_ns
     assert len(seen) <= 5
+
+
+def test_between_the_last_plan_and_the_smallest_none_is_lowered_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of a ResNet-50 took more than half an hour to lower. Larger budgets are tried in its place."""
+    problem = graphs.chain(24)
+    with pytest.raises(BudgetError) as refused:
+        solve(problem.with_budget(1), OPTIONS)
+    floor, free = refused.value.minimum_bytes, save_all(problem).peak_bytes
+    limited, asked = problem.with_budget((floor + free) // 2), list[int]()
+
+    def noted(problem: Problem, options: SolveOptions, known: Plan | None) -> Plan:
+        asked.append(problem.budget_bytes or 0)
+        return solve(problem, options, known=known)
+
+    def code(plan: Plan) -> int:
+        lowered.append(simulate(problem, plan).peak_bytes)
+        return lowered[-1] if lowered[-1] == floor else (limited.budget_bytes or 0) + 1
+
+    monkeypatch.setattr("rematc.fit.solve", noted)
+    monkeypatch.setattr("rematc.fit.LONG", 0)
+    lowered = list[int]()
+    assert fit(limited, OPTIONS, code).plan.peak_bytes == floor
+    first = asked.index(1) + 1
+    assert floor < asked[first] < asked[first + 1] < (limited.budget_bytes or 0)
+    assert all(peak == floor or peak > asked[first + 1] for peak in lowered)
