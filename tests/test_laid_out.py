@@ -229,3 +229,37 @@ def test_strides_of_another_shape_say_nothing() -> None:
     before = node.meta["val"]
     lay_out(joint, Table(CPU, None).taken)
     assert node.meta["val"] is before
+
+
+@rematc.pure
+@torch.library.custom_op("test_laid_out::turned", mutates_args=())
+def turned(x: Tensor) -> Tensor:
+    return torch.ones(2, 3, 4) * x.sum()
+
+
+@turned.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(3, 4, 2).permute(2, 0, 1)  # wrong
+
+
+@torch.library.custom_op("test_laid_out::read", mutates_args=())
+def read(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@read.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_copy_has_the_strides_of_the_trace_whatever_they_are() -> None:
+    read_by, made_by = torch.ops.test_laid_out.read, torch.ops.test_laid_out.turned
+    joint, _ = joint_of(
+        lambda x: read_by(made_by(x.detach())).sum() * x.sum(), torch.ones(2).requires_grad_()
+    )
+    traced = next(n.meta["val"] for n in joint.graph.nodes if n.target is made_by.default)
+    lay_out(joint, Table(CPU, None).taken)
+    made, reader = (next(n for n in joint.graph.nodes if n.target is op.default) for op in (made_by, read_by))
+    (back,) = reader.all_input_nodes
+    assert back is not made and made.meta["val"].is_contiguous()
+    assert (back.meta["val"].shape, back.meta["val"].stride()) == (traced.shape, traced.stride())
