@@ -159,7 +159,7 @@ def _fitted(
     """The plan, and the problem with what was learned of its code; ``known`` if there is one, and it fits."""
     if peak is not None:
         if problem.budget_bytes is None:
-            return _unlimited(problem, options, peak, known)
+            return _without_limit(problem, options, peak, known)
         fitted = fit(problem, options, peak, known, peak.of_ops)
         return fitted.problem, fitted.plan
     plan = judged(problem, known) if known else solve(problem, options)
@@ -167,7 +167,7 @@ def _fitted(
     return problem, plan
 
 
-def _unlimited(
+def _without_limit(
     problem: Problem, options: SolveOptions, peak: PeakOfCode, known: Plan | None
 ) -> tuple[Problem, Plan]:
     """No limit is no reason to take more than what is saved without rematc.

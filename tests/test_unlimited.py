@@ -8,7 +8,7 @@ from typing import Any
 
 from rematc.baselines import save_all
 from rematc.options import SolveOptions
-from rematc.partition import MUCH, _unlimited
+from rematc.partition import MUCH, _without_limit
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate
@@ -40,7 +40,7 @@ class Code:
 
 def planned(more: Callable[[Plan], int]) -> tuple[Code, Plan]:
     code = Code(PROBLEM, more)
-    problem, plan = _unlimited(PROBLEM, OPTIONS, code, None)  # type: ignore[arg-type]
+    problem, plan = _without_limit(PROBLEM, OPTIONS, code, None)  # type: ignore[arg-type]
     assert problem.budget_bytes is None and plan.budget_bytes is None
     assert plan.peak_bytes == simulate(PROBLEM, plan).peak_bytes + more(plan)
     return code, plan
