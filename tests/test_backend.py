@@ -264,3 +264,16 @@ def test_a_backend_is_copied_as_frameworks_do_and_pickled() -> None:
     assert len(backend.plans) == 1
     other = pickle.loads(pickle.dumps(backend))
     assert other == backend and not other.plans
+
+
+def test_a_plan_that_recomputes_has_its_proof() -> None:
+    """That which the solver gives for its problem, not lost on the way."""
+    model, backend = net(), eager()
+    gradients(model, torch.compile(model, backend=backend))
+    top = backend.plans[0].peak_bytes
+    torch._dynamo.reset()
+    backend = eager(int(0.8 * top))
+    gradients(model, torch.compile(model, backend=backend))
+    (plan,), (problem,) = backend.plans, backend.problems
+    assert 0 < plan.bound_ns <= plan.cost_ns
+    assert plan.bound_ns == rematc.solve(problem).bound_ns
