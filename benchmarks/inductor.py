@@ -76,8 +76,8 @@ class Cell:
 def rows_of(model: str) -> list[Row]:
     """All rows of one model: eager, Inductor alone, and rematc from tight to no limit."""
     rows, cells = [], {}
+    torch._dynamo.reset()  # not between cells: those before would be compiled again when they are timed
     for name, backend in backends(model):
-        torch._dynamo.reset()
         cell = Cell(ZOO[model](), backend)
         started = time.perf_counter()
         cell.step()
@@ -110,11 +110,9 @@ def limits(model: str) -> tuple[int, int, int]:
     """Resident bytes, the smallest budget, and the peak of the cheapest plan; nothing is run."""
     case = ZOO[model]()
     try:
-        torch._dynamo.reset()
         Cell(case, rematc.backend(1)).step()
     except rematc.BudgetError as e:
         refused = e
-    torch._dynamo.reset()
     free = rematc.backend(None)
     Cell(case, free).step()
     return refused.resident_bytes, refused.minimum_bytes, free.plans[-1].peak_bytes

@@ -67,6 +67,7 @@ def test_op_by_op_what_is_recomputed_has_the_bits_and_the_peak_that_it_has_outsi
     assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), expected, strict=True))
 
 
+@pytest.mark.slow
 def test_under_inductor_too() -> None:
     expected = gradients("inductor", None)
     backend = rematc.backend(tight("inductor"))

@@ -232,6 +232,7 @@ def test_where_budgets_are_tight_a_second_is_enough_for_what_a_chain_costs(name:
     assert found.cost_ns <= max(NEAR * found.bound_ns, written.plan.cost_ns)
 
 
+@pytest.mark.slow
 def test_where_the_only_plan_is_dear_a_finer_merge_has_a_cheaper_one() -> None:
     """DenseNet at 1.1 times the smallest budget known: with all small blocks saved hardly anything fits."""
     problem = corpus.load("densenet")

@@ -53,6 +53,7 @@ def test_it_finds_most_of_the_smallest_budgets_of_small_graphs() -> None:
     assert found >= 45
 
 
+@pytest.mark.slow
 def test_a_budget_that_dropping_does_not_meet_is_kept() -> None:
     problem = large()
     asked = problem.with_budget(int(0.8 * simulate(problem, solve(problem)).peak_bytes))

@@ -104,7 +104,13 @@ def failure_of(check: Check, program: Program) -> BaseException | None:
     return None
 
 
-@pytest.mark.parametrize(("fault", "check", "program"), FAULTS, ids=[fault.name for fault, _, _ in FAULTS])
+@pytest.mark.parametrize(
+    ("fault", "check", "program"),
+    [
+        pytest.param(*f, id=f[0].name, marks=pytest.mark.slow if f[1] is is_right_under_inductor else ())
+        for f in FAULTS
+    ],
+)
 def test_each_fault_is_caught(fault: Fault, check: Check, program: Program) -> None:
     with fault.there():
         failure = failure_of(check, program)

@@ -250,8 +250,15 @@ def computed_by(
     return [*made[:outputs], *run(backward, given | dict(saved))]
 
 
-@pytest.mark.parametrize("fn", [f for f in EXAMPLES if f is not dropped], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("limit", ["none", "smallest"])
+@pytest.mark.parametrize(
+    ("fn", "limit"),
+    [
+        pytest.param(fn, limit, marks=pytest.mark.slow if (fn, limit) == (normed, "smallest") else ())
+        for fn in EXAMPLES
+        for limit in ("none", "smallest")
+        if fn is not dropped
+    ],
+)
 def test_forward_and_backward_of_a_plan_compute_what_the_joint_graph_does(
     fn: Callable[..., Any], limit: str
 ) -> None:

@@ -20,7 +20,7 @@ Compiled = tuple[Made, Callable[..., Any]]
 # Saves all. With torch's other partitioner "aot_eager" recomputes from buffers that were overwritten since.
 REFERENCE = "aot_eager_default_partitioner"
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-quick = settings(max_examples=15, suppress_health_check=CHECKS)
+quick = settings(max_examples=8, suppress_health_check=CHECKS)
 thorough = settings(max_examples=1000, suppress_health_check=CHECKS)
 
 # Programs that once failed, or would if a pass were left out.
@@ -197,7 +197,12 @@ def test_a_thousand_times_the_smallest_budget_is_kept(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [OVERWRITTEN_THROUGH_A_VIEW, OVERWRITTEN_WHILE_IT_IS_READ, WITH_A_DEVICE_IN_ITS_CODE]
+    "program",
+    [
+        pytest.param(OVERWRITTEN_THROUGH_A_VIEW, marks=pytest.mark.slow),
+        pytest.param(OVERWRITTEN_WHILE_IT_IS_READ, marks=pytest.mark.slow),
+        WITH_A_DEVICE_IN_ITS_CODE,
+    ],
 )
 def test_what_was_wrong_under_inductor_is_right(program: Program) -> None:
     is_right_under_inductor(program)

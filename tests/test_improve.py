@@ -135,6 +135,7 @@ def test_what_breaks_the_budget_is_mended_where_it_does() -> None:
     assert refined.size == Refined(tightest(merged.core)).size  # that of the search stays as it was
 
 
+@pytest.mark.slow
 def test_where_no_cheap_plan_is_known_one_far_over_the_budget_is_mended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

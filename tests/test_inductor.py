@@ -105,6 +105,7 @@ def test_weights_are_handed_over_as_they_are(codes: list[str]) -> None:
     assert {taken.get(name) for name in returned.split(", ")} >= weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["none", "tight"])
 def test_group_norm_between_convolutions_has_the_gradients_of_eager(limit: str) -> None:
     """Off by a third of the largest, without a word: as_strided read what Inductor had laid out otherwise."""

@@ -226,7 +226,13 @@ TALL = (512, 16), (16, 16)
 REHEARSED = {dropped: SMALL, tied: ((64, 16), (16, 16)), normed: SMALL, batch_normed: TALL, halved: SMALL}
 
 
-@pytest.mark.parametrize("fn", REHEARSED, ids=lambda fn: fn.__name__)
+QUICK = (dropped,)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [pytest.param(fn, id=fn.__name__, marks=() if fn in QUICK else pytest.mark.slow) for fn in REHEARSED],
+)
 def test_what_is_rehearsed_calls_what_is_run(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectorised bodies are left out: the same buffers are made, passed, and let go of."""
     peak, write, codes = peak_of(fn, *REHEARSED[fn]), PeakOfCode._code, list[str]()

@@ -122,6 +122,7 @@ def test_from_whatever_plan_it_starts_budget_and_bound_hold(
             assert plan.bound_ns <= least_ns <= plan.cost_ns
 
 
+@pytest.mark.slow
 def test_a_known_plan_that_fits_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order that was chosen had no plan, and the one of what is known was not looked at."""
     problem = corpus.load("vgg16")

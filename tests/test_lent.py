@@ -133,7 +133,7 @@ def test_a_plan_that_lends_takes_no_more_than_the_table_says() -> None:
 
 
 @given(problems())
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_plans_that_lend_are_valid_in_whatever_graph(problem: Problem) -> None:
     """Segments taken as one, too, of which one lends to the next."""
     asked = problem.with_budget(save_all_peak(problem))

@@ -26,11 +26,11 @@ from tests.zoo_more import ALL
 from tests.zoo_wide import SEVERAL, WIDE
 
 SHARES = (0.0, 0.15, 0.3, 0.5, 0.85, None)  # of the way from the floor x 1.02 to saving everything
-QUICKLY = ("mlp", "unet")  # to look for the smallest budget of the others takes long
+QUICKLY = (("mlp", 0.0), ("mlp", 0.5), ("unet", 0.5))  # the smallest budget of others takes long to find
 
 
 def is_quick(name: str, share: float | None) -> bool:
-    return (name != "resnet50") if share is None else (name in QUICKLY and share in (0.0, 0.5))
+    return (name != "resnet50") if share is None else (name, share) in QUICKLY
 
 
 OP_BY_OP = [

@@ -105,7 +105,7 @@ def test_what_is_dear_is_kept_in_place_of_what_is_made_of_it() -> None:
     assert sum(op.outputs[0] in found.plan.saved for op in problem.graph.ops if "dear" in op.name) >= 15
 
 
-@pytest.mark.parametrize("name", ["bart", "convnext"])
+@pytest.mark.parametrize("name", [pytest.param("bart", marks=pytest.mark.slow), "convnext"])
 def test_what_is_always_kept_counts(name: str) -> None:
     asked = part(corpus.load(name), 2 / 3)
     found = asked_once(asked, merge(reduce(asked)), Deadline.after(60))

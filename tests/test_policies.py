@@ -78,7 +78,7 @@ MUST, PREFER = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUT
         ("eager", 0.0),
         ("eager", 0.5),
         pytest.param("inductor", 0.0, marks=pytest.mark.slow),
-        ("inductor", 0.5),
+        pytest.param("inductor", 0.5, marks=pytest.mark.slow),
     ],
 )
 def test_what_must_be_recomputed_is_not_saved_though_there_is_room(inner: Any, dropout: float) -> None:

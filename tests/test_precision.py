@@ -217,10 +217,8 @@ MIDDLES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # and an op of i
 }
 
 
-IN_EACH_RUN = "integers, the places of the largest"  # ops that only check something are in that graph
-UNDER_INDUCTOR = [  # by Fourier a part of a tensor is copied, and the copy is larger than it says
-    pytest.param(name, "inductor", marks=() if name == IN_EACH_RUN else pytest.mark.slow) for name in MIDDLES
-]
+# By Fourier a part of a tensor is copied, and the copy is larger than it says.
+UNDER_INDUCTOR = [pytest.param(name, "inductor", marks=pytest.mark.slow) for name in MIDDLES]
 
 
 @pytest.mark.parametrize(("name", "inner"), [*((name, "eager") for name in MIDDLES), *UNDER_INDUCTOR])

@@ -68,7 +68,10 @@ NOISE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", NOISE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "dropout in attention" else ()) for name in NOISE],
+)
 def test_random_numbers_are_drawn_once_and_the_generator_moves_on_as_ever(name: str) -> None:
     noise, op = NOISE[name]
     assert_as_without(Case(lambda: Noisy(noise), op))
@@ -94,13 +97,10 @@ def test_under_inductor_they_are_drawn_again_from_the_same_seed(monkeypatch: pyt
     assert "prims.inductor_random.default" in as_inductor_alone(nn.Dropout(0.3), monkeypatch)
 
 
-EACH = [
-    pytest.param(name, marks=() if name == "gumbel_softmax" else pytest.mark.slow)
-    for name in NOISE
-    if name != "randperm"  # Inductor alone fails to compile an index of it
-]
+EACH = [name for name in NOISE if name != "randperm"]  # Inductor alone fails to compile an index of it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_under_inductor_they_are_those_that_inductor_draws(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -200,7 +200,9 @@ BREAKING: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "fork_rng" else pytest.mark.slow) for name in BREAKING]
+)
 def test_what_breaks_the_graph_runs_eagerly_between_parts_that_keep_the_budget(name: str) -> None:
     """Torch does not trace generators: it computes eagerly what they make, and what needs that there."""
     assert_as_without(Case(lambda: Halves(BREAKING[name]), "aten.", steps=SEVERAL))

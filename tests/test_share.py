@@ -89,7 +89,7 @@ def picked(uses: Sequence[Sequence[Use]], choice: Sequence[int]) -> list[Use]:
     return [options[o] for options, o in zip(uses, choice, strict=True)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(several(), st.integers(0, 200))
 def test_the_choice_is_the_cheapest_that_fits(case: tuple[list[Step], list[list[Use]]], budget: int) -> None:
     steps, uses = case
@@ -106,7 +106,7 @@ def test_the_choice_is_the_cheapest_that_fits(case: tuple[list[Step], list[list[
         assert cost(found) == min(map(cost, fitting))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(several())
 def test_the_smallest_budget_is_one_that_has_a_choice(case: tuple[list[Step], list[list[Use]]]) -> None:
     steps, uses = case
@@ -124,7 +124,7 @@ def test_a_byte_is_a_byte_however_large_the_budget() -> None:
     assert share([turns([0], [0])], uses, least - 1) is None
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(several())
 def test_what_is_needed_is_what_the_worst_pass_meets(case: tuple[list[Step], list[list[Use]]]) -> None:
     steps, uses = case
@@ -137,7 +137,7 @@ def test_what_is_needed_is_what_the_worst_pass_meets(case: tuple[list[Step], lis
 # Plans to choose from
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(problems())
 def test_every_plan_is_one_for_the_problem_and_says_what_it_keeps(problem: Problem) -> None:
     problem = problem.with_budget(None)

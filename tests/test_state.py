@@ -153,16 +153,18 @@ STATE = {
 }
 
 
-@pytest.mark.parametrize("name", STATE)
+SHORTEST, LONGEST = "batch norm, mean of all batches", "spectral norm"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == LONGEST else ()) for name in STATE]
+)
 def test_state_changes_once_and_what_is_recomputed_reads_it_as_it_was(name: str) -> None:
     assert_as_without(STATE[name])
 
 
-LAID_OUT_ANEW = "batch norm, two calls of a graph"  # Inductor keeps a copy of the image
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == LAID_OUT_ANEW else pytest.mark.slow) for name in STATE]
+    "name", [pytest.param(name, marks=() if name == SHORTEST else pytest.mark.slow) for name in STATE]
 )
 def test_under_inductor_state_changes_once_and_what_its_code_keeps_is_counted(name: str) -> None:
     assert_as_without(STATE[name], "inductor")

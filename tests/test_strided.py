@@ -85,7 +85,7 @@ def test_op_by_op_the_bits_are_eager_s(read: str) -> None:
             assert torch.equal(ours, theirs)
 
 
-QUICK = "transposed", "overwritten"
+QUICK = ("transposed",)
 UNDER_INDUCTOR = [
     pytest.param(read, marks=() if read in QUICK else pytest.mark.slow)
     for read in READ

@@ -143,6 +143,7 @@ def unrolled(n: int) -> Problem:
     return b.problem(loss, [grad])
 
 
+@pytest.mark.slow
 def test_no_plan_for_what_is_unrolled_costs_less_than_the_bound() -> None:
     dear, _ = compared(unrolled(n) for n in (2, 3))
     assert dear > 1
