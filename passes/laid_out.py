@@ -1,8 +1,9 @@
 """Values lie in memory as ops really return them, which a trace does not always say.
 
 A trace has an op's strides from a rule that stands beside its kernel, and some rules are wrong: that of
-`mse_loss_backward` keeps the strides of its input, the kernel may return those of the target. What an op
-takes while it runs depends on the strides that it gets, and a view may have none of what it gets.
+`mse_loss_backward` keeps the strides of its input, the kernel may return those of the target; that of `view`
+gives dimensions of size 1 strides of its own. What an op takes while it runs depends on the strides that it
+gets, and a view may have none of what it gets.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import fx
 
 from rematc import compat
-from rematc.capture import PURE_NAMESPACES
-from rematc.costs import Call, Layouts, Taken, is_free
+from rematc.capture import PURE_NAMESPACES, is_symbolic
+from rematc.costs import Call, Layouts, Taken, computes_the_same, is_free
 from rematc.passes.strided import AS_STRIDED, PERMUTE, SCATTER, made, order_of
 from rematc.storages import fake_mode_of, tensors
 
@@ -30,7 +31,8 @@ def lay_out(joint: fx.GraphModule, taken: TakenBy) -> None:
     """Give values the strides that ops were seen to return, and what is computed from them theirs.
 
     ``taken`` runs ops. Where an op is there for the strides of the trace alone (a view that can't be had of
-    what is really there, code that torch does not know), it gets a copy that has them.
+    what is really there, a kernel that computes something else of that, code that torch does not know), it
+    gets a copy that has them.
     """
     calls = {n: Call.of(n) for n in joint.graph.nodes if n.op == "call_function" and not is_free(n)}
     seen = dict(taken(calls.values()))
@@ -39,28 +41,31 @@ def lay_out(joint: fx.GraphModule, taken: TakenBy) -> None:
         before = node.meta.get("val")
         given = {n: traced[n] for n in node.all_input_nodes if n in traced}
         if given and node.op == "call_function":
-            _read_anew(node, given, is_view=node not in calls)
+            _read_anew(node, given, calls.get(node))
             if node in calls and (call := Call.of(node)).key not in seen:
                 seen |= taken([call])
         if node in calls and (found := seen.get(Call.of(node).key)):
             node.meta["val"] = _relaid(node.meta["val"], found.layouts)
+        if node.op == "call_function" and node not in calls:
+            node.meta["val"] = _viewed(node)
         if node.meta.get("val") is not before:
             traced[node] = before
 
 
-def _read_anew(node: fx.Node, given: Mapping[fx.Node, Any], *, is_view: bool) -> None:
+def _read_anew(node: fx.Node, given: Mapping[fx.Node, Any], traced: Call | None) -> None:
     """Have ``node`` read values that lie otherwise than those that the trace has, ``given``, or copies.
 
-    Its own value is another if it is a view, or lies otherwise itself; a size is the same.
+    ``traced`` is the call in the trace, None of a view. The own value of ``node`` is another if it is a view,
+    or lies otherwise itself; a size is the same.
     """
     if not _layouts(node.meta.get("val")) and not _is_for_strides(node):
         return
-    val = None if _is_for_strides(node) else _tried(node)
+    is_for_these = _is_for_strides(node) or (traced and not computes_the_same(traced, Call.of(node)))
+    val = None if is_for_these else _tried(node)
     if val is None:
-        for source, was in given.items():
-            _copied(node, source, was)
-        val = _tried(node) if is_view else None
-    if val is not None and (is_view or _layouts(val) != _layouts(node.meta["val"])):
+        _read_copies(node, given)
+        val = None if traced else _tried(node)
+    if val is not None and (not traced or _layouts(val) != _layouts(node.meta["val"])):
         node.meta["val"] = val
 
 
@@ -82,14 +87,36 @@ def _is_for_strides(node: fx.Node) -> bool:
     return node.target in (AS_STRIDED, SCATTER) or node.target.namespace not in PURE_NAMESPACES  # type: ignore
 
 
-def _copied(node: fx.Node, source: fx.Node, was: Any) -> None:
-    """Have ``node`` read a copy of ``source`` that lies in memory as ``was`` does."""
-    order = order_of(was)
-    with node.graph.inserting_before(node):
-        turned = made(PERMUTE, source, order, like=node)
-        copy = made(CLONE, turned, like=node, memory_format=CONTIGUOUS)
-        back = made(PERMUTE, copy, [order.index(d) for d in range(len(order))], like=node)
-    node.replace_input_with(source, back)
+def _read_copies(node: fx.Node, given: Mapping[fx.Node, Any]) -> None:
+    """Have ``node`` read copies that lie in memory as what the trace has for those ``given``."""
+    for source, was in given.items():
+        order = order_of(was)
+        with node.graph.inserting_before(node):
+            turned = made(PERMUTE, source, order, like=node)
+            copy = made(CLONE, turned, like=node, memory_format=CONTIGUOUS)
+            back = made(PERMUTE, copy, [order.index(d) for d in range(len(order))], like=node)
+        node.replace_input_with(source, back)
+
+
+def _viewed(node: fx.Node) -> Any:
+    """The value of a view, with the strides that its kernel gives dimensions of size 1."""
+    val, call = node.meta.get("val"), Call.of(node)
+    if not isinstance(val, torch.Tensor) or not call.is_of_torch or 1 not in _layout(val)[0]:
+        return val
+    with compat.real_tensors():
+        args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), _without_memory)
+        real = call.target(*args, **kwargs)
+    if _layout(real) == _layout(val):
+        return val
+    strides = [r if n == 1 else s for n, r, s in zip(real.shape, real.stride(), val.stride(), strict=True)]
+    with fake_mode_of([val]), torch.no_grad():
+        return val.as_strided(val.shape, strides)
+
+
+def _without_memory(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return torch.empty_strided(*_layout(x), dtype=x.dtype, device="meta")
+    return compat.hint(x) if is_symbolic(x) else x
 
 
 def _layouts(val: Any) -> Layouts:

@@ -231,11 +231,12 @@ def restart() -> type[Exception]:
 
 @contextmanager
 def real_tensors() -> Iterator[None]:
-    """Leave the tracing modes for a moment: what runs inside makes real tensors."""
+    """Leave the tracing modes for a moment: what runs inside makes real tensors, by kernels and no rules."""
+    from torch._dispatch.python import no_python_dispatcher
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
+    with unset_fake_temporarily(), _disable_current_modes(), no_python_dispatcher(), torch.no_grad():
         yield
 
 

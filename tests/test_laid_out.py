@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import rematc
 from rematc import compat
 from rematc.capture import capture
-from rematc.costs import Call, Table
+from rematc.costs import Call, Table, computes_the_same
 from rematc.passes.laid_out import lay_out
 from tests.joints import joint_of
 
@@ -91,6 +91,26 @@ class Turned(nn.Module):
         return x.square().mean()
 
 
+class Attended(nn.Module):
+    """Attention between convolutions, of one image, as in an autoencoder for diffusion.
+
+    The trace has what `group_norm` reads contiguous, with the channels last. It isn't: so `aot_eager` fails,
+    and the kernel of the backward pass would read it in another order without a word.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(4, 16) for _ in range(3))
+        self.convs = nn.ModuleList(nn.Conv2d(i, 16, 3, padding=1) for i in (3, 16, 16))
+        self.weigh = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.silu(norm(conv(x)))
+            x = x + self.weigh(x.flatten(2).transpose(1, 2)).transpose(1, 2).view(x.shape)
+        return (self.norms[0](x) * torch.linspace(0, 1, x.numel()).view(x.shape)).square().mean()
+
+
 class Drawn(nn.Module):
     """Which elements dropout drops depends on their strides."""
 
@@ -107,7 +127,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "nearest": (Nearest, (4, 3, 32, 32)),
     "turned": (Turned, (8, 64, 16)),
     "drawn": (Drawn, (128, 16)),
+    "attended": (Attended, (1, 3, 16, 16)),
 }
+ROUNDED = ("attended",)  # a convolution of other strides adds up in another order
 
 
 def verified(name: str, budget: Any) -> rematc.Verification:
@@ -123,7 +145,7 @@ def test_the_budget_is_a_bound_and_the_bits_are_eager_s(name: str) -> None:
         verified(name, 1)
     for share in SHARES:
         found = verified(name, int(share * refused.value.minimum_bytes))
-        assert found.difference == 0
+        assert found.of_largest < 1e-6 if name in ROUNDED else found.difference == 0
         assert 0.97 * found.predicted_bytes <= found.measured_bytes <= found.predicted_bytes
 
 
@@ -263,3 +285,98 @@ def test_a_copy_has_the_strides_of_the_trace_whatever_they_are() -> None:
     (back,) = reader.all_input_nodes
     assert back is not made and made.meta["val"].is_contiguous()
     assert (back.meta["val"].shape, back.meta["val"].stride()) == (traced.shape, traced.stride())
+
+
+def test_what_a_view_makes_of_one_dimension_is_what_its_kernel_does() -> None:
+    """The rule for traces has other strides there than the kernel of torch's own."""
+    joint, _ = joint_of(
+        lambda x: (x.transpose(1, 2).view(1, 3, 2, 2).exp() * 2).sum(), torch.ones(1, 4, 3).requires_grad_()
+    )
+    view, exp = (next(n for n in joint.graph.nodes if n.name == name) for name in ("view", "exp"))
+    assert view.meta["val"].stride() == exp.meta["val"].stride() == (12, 1, 6, 3)
+    lay_out(joint, Table(CPU, None).taken)
+    real = torch.ones(1, 4, 3).transpose(1, 2).view(1, 3, 2, 2)
+    assert view.meta["val"].stride() == real.stride() == (3, 1, 6, 3)
+    assert exp.meta["val"].stride() == real.exp().stride()
+    assert compat.storage_key(view.meta["val"]) == compat.storage_key(view.args[0].meta["val"])  # type: ignore
+
+
+@rematc.pure
+@torch.library.custom_op("test_laid_out::in_a_row", mutates_args=())
+def in_a_row(x: Tensor) -> Tensor:
+    return x.detach().as_strided((x.numel(),), (1,)).clone().view(x.shape)
+
+
+# Does an op compute the same?
+
+
+def of(target: Any, *tensors: Any, **kwargs: Any) -> Call:
+    return Call(target, tensors, kwargs)
+
+
+IMAGE = torch.empty(2, 4, 6, 6)
+LAST = IMAGE.to(memory_format=torch.channels_last)
+GROUPS = (2, 4, 36, 2)
+STATISTICS = torch.empty(2, 2), torch.empty(2, 2), torch.empty(4)
+SAME: dict[str, tuple[bool, Call, Call]] = {
+    "an elementwise one": (
+        True,
+        of(torch.ops.aten.tanh.default, IMAGE),
+        of(torch.ops.aten.tanh.default, LAST),
+    ),
+    "one that goes by strides": (
+        True,
+        of(torch.ops.aten.native_group_norm.default, IMAGE, None, None, *GROUPS, 1e-5),
+        of(torch.ops.aten.native_group_norm.default, LAST, None, None, *GROUPS, 1e-5),
+    ),
+    "one that refuses them": (
+        False,
+        of(torch.ops.aten.native_group_norm.default, IMAGE, None, None, *GROUPS, 1e-5),
+        of(torch.ops.aten.native_group_norm.default, IMAGE.mT, None, None, *GROUPS, 1e-5),
+    ),
+    "one that takes them for others": (
+        False,
+        of(torch.ops.aten.native_group_norm_backward.default, IMAGE, IMAGE, *STATISTICS, *GROUPS, [True] * 3),
+        of(
+            torch.ops.aten.native_group_norm_backward.default,
+            IMAGE,
+            IMAGE.mT,
+            *STATISTICS,
+            *GROUPS,
+            [True] * 3,
+        ),
+    ),
+    "one that draws": (
+        True,
+        of(torch.ops.aten.native_dropout.default, IMAGE, 0.5, True),
+        of(torch.ops.aten.native_dropout.default, LAST, 0.5, True),
+    ),
+    "half precision": (
+        True,
+        of(torch.ops.aten.sum.dim_IntList, IMAGE.bfloat16(), [1, 2, 3]),
+        of(torch.ops.aten.sum.dim_IntList, LAST.bfloat16(), [1, 2, 3]),
+    ),
+    "what is expanded": (
+        True,
+        of(torch.ops.aten.mul.Tensor, IMAGE[:1, :1].expand(2, 4, 6, 6), IMAGE),
+        of(torch.ops.aten.mul.Tensor, IMAGE[:1, :1].expand(2, 4, 6, 6), LAST),
+    ),
+    "one of a user that computes": (
+        False,
+        of(torch.ops.test_laid_out.in_a_row.default, IMAGE),
+        of(torch.ops.test_laid_out.in_a_row.default, LAST),
+    ),
+    "one of a user, of which nobody knows": (
+        False,
+        of(torch.ops.test_laid_out.unknown.default, IMAGE),
+        of(torch.ops.test_laid_out.unknown.default, LAST),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SAME)
+def test_an_op_computes_the_same_or_not(what: str) -> None:
+    is_same, traced, real = SAME[what]
+    before = torch.get_rng_state()
+    assert computes_the_same(traced, real) == is_same
+    assert torch.equal(before, torch.get_rng_state())

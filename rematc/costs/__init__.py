@@ -4,6 +4,7 @@ from rematc.costs.call import Call
 from rematc.costs.price import Prices, find_taken, is_ready_made, time_ops
 from rematc.costs.rates import Rates, rates_of, rates_of_card
 from rematc.costs.roofline import is_free
+from rematc.costs.same import computes_the_same
 from rematc.costs.table import Table
 from rematc.costs.workspace import Layouts, Taken
 
@@ -14,6 +15,7 @@ __all__ = [
     "Rates",
     "Table",
     "Taken",
+    "computes_the_same",
     "find_taken",
     "is_free",
     "is_ready_made",
