@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 CLONE, CONTIGUOUS = torch.ops.aten.clone.default, torch.contiguous_format
 TakenBy = Callable[[Iterable[Call]], Mapping[Hashable, Taken]]
+Same = Callable[[Call, Call], bool]
 
 
 def lay_out(joint: fx.GraphModule, taken: TakenBy) -> None:
@@ -35,13 +36,13 @@ def lay_out(joint: fx.GraphModule, taken: TakenBy) -> None:
     gets a copy that has them.
     """
     calls = {n: Call.of(n) for n in joint.graph.nodes if n.op == "call_function" and not is_free(n)}
-    seen = dict(taken(calls.values()))
+    seen, same = dict(taken(calls.values())), _remembered(computes_the_same)
     traced: dict[fx.Node, Any] = {}  # values as the trace had them, where they are others now
     for node in list(joint.graph.nodes):
         before = node.meta.get("val")
         given = {n: traced[n] for n in node.all_input_nodes if n in traced}
         if given and node.op == "call_function":
-            _read_anew(node, given, calls.get(node))
+            _read_anew(node, given, calls.get(node), same)
             if node in calls and (call := Call.of(node)).key not in seen:
                 seen |= taken([call])
         if node in calls and (found := seen.get(Call.of(node).key)):
@@ -52,21 +53,46 @@ def lay_out(joint: fx.GraphModule, taken: TakenBy) -> None:
             traced[node] = before
 
 
-def _read_anew(node: fx.Node, given: Mapping[fx.Node, Any], traced: Call | None) -> None:
+def _remembered(same: Same) -> Same:
+    """Layers that are alike have the same calls."""
+    found: dict[tuple[Hashable, Hashable], bool] = {}
+
+    def remembered(call: Call, other: Call) -> bool:
+        keys = call.key, other.key
+        if keys not in found:
+            found[keys] = same(call, other)
+        return found[keys]
+
+    return remembered
+
+
+def _read_anew(node: fx.Node, given: Mapping[fx.Node, Any], traced: Call | None, same: Same) -> None:
     """Have ``node`` read values that lie otherwise than those that the trace has, ``given``, or copies.
 
     ``traced`` is the call in the trace, None of a view. The own value of ``node`` is another if it is a view,
     or lies otherwise itself; a size is the same.
     """
-    if not _layouts(node.meta.get("val")) and not _is_for_strides(node):
-        return
-    is_for_these = _is_for_strides(node) or (traced and not computes_the_same(traced, Call.of(node)))
-    val = None if is_for_these else _tried(node)
-    if val is None:
-        _read_copies(node, given)
+    if _is_for_strides(node):
+        _read_copies(node, {n: was for n, was in given.items() if _moved(n.meta["val"], was)})
         val = None if traced else _tried(node)
+    elif not _layouts(node.meta.get("val")) or (traced and Call.of(node).key == traced.key):
+        return  # a copy is another value, and may lie as the trace has it
+    else:
+        val = None if traced and not same(traced, Call.of(node)) else _tried(node)
+        if val is None:
+            _read_copies(node, given)
+            val = None if traced else _tried(node)
     if val is not None and (not traced or _layouts(val) != _layouts(node.meta["val"])):
         node.meta["val"] = val
+
+
+def _moved(val: Any, was: Any) -> bool:
+    """Is there a number in another place? Strides of dimensions of size 1 lead nowhere."""
+
+    def steps(x: Any) -> list[list[int]]:
+        return [[s for n, s in zip(*layout, strict=True) if n > 1] for layout in _layouts(x)]
+
+    return steps(val) != steps(was)
 
 
 def _tried(node: fx.Node) -> Any:
@@ -103,9 +129,13 @@ def _viewed(node: fx.Node) -> Any:
     val, call = node.meta.get("val"), Call.of(node)
     if not isinstance(val, torch.Tensor) or not call.is_of_torch or 1 not in _layout(val)[0]:
         return val
-    with compat.real_tensors():
-        args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), _without_memory)
-        real = call.target(*args, **kwargs)
+    try:
+        with compat.real_tensors():
+            args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), _without_memory)
+            real = call.target(*args, **kwargs)
+    except Exception as e:  # as above
+        log.info("the strides of %s are those of the trace: %s", node, e)
+        return val
     if _layout(real) == _layout(val):
         return val
     strides = [r if n == 1 else s for n, r, s in zip(real.shape, real.stride(), val.stride(), strict=True)]

@@ -54,8 +54,8 @@ def pose(
     target = target or target_of(joint, options, cache_folder(), given)
     _fix_sizes(joint)
     check_layouts(joint)
-    taken = target.taken if options.inner == "eager" else None
     runs_here = target.table is not None
+    taken = target.taken if runs_here and options.inner == "eager" else None
     canonicalize(joint, num_fwd_outputs, runs_here=runs_here, regather=options.regather, taken=taken)
     captured = capture(joint, num_fwd_outputs, target.rounded)
     nodes = [nodes[0] for nodes in captured.nodes]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ import rematc
 from rematc import compat
 from rematc.capture import capture
 from rematc.costs import Call, Table, computes_the_same
+from rematc.options import Options
 from rematc.passes.laid_out import lay_out
+from rematc.trace import pose_model
 from tests.joints import joint_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -203,6 +207,7 @@ def test_what_is_computed_from_it_is_measured_as_it_is() -> None:
 ASKING: dict[str, Callable[[Tensor], Any]] = {
     "a view": lambda x: x.view(-1),
     "a view of a view": lambda x: x.view(2, 6)[1:].view(6),
+    "the view of a copy, torch does not know for what": lambda x: unknown(x.view(-1)),
     "two views": lambda x: x.view(-1).sum() + x.view(6, 2).sum(0).sum(),
     "memory": lambda x: x.as_strided((3, 4), (4, 1)),
     "torch does not know what": lambda x: torch.ops.test_laid_out.unknown(x),
@@ -318,6 +323,8 @@ IMAGE = torch.empty(2, 4, 6, 6)
 LAST = IMAGE.to(memory_format=torch.channels_last)
 GROUPS = (2, 4, 36, 2)
 STATISTICS = torch.empty(2, 2), torch.empty(2, 2), torch.empty(4)
+LARGE, LARGE_GROUPS = torch.empty(2, 4, 128, 128), (2, 4, 128 * 128, 2, [False, True, True])
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 SAME: dict[str, tuple[bool, Call, Call]] = {
     "an elementwise one": (
         True,
@@ -356,12 +363,37 @@ SAME: dict[str, tuple[bool, Call, Call]] = {
         of(torch.ops.aten.sum.dim_IntList, IMAGE.bfloat16(), [1, 2, 3]),
         of(torch.ops.aten.sum.dim_IntList, LAST.bfloat16(), [1, 2, 3]),
     ),
+    "sums of much, taken for others": (
+        False,
+        of(torch.ops.aten.native_group_norm_backward.default, LARGE, LARGE, *STATISTICS, *LARGE_GROUPS),
+        of(torch.ops.aten.native_group_norm_backward.default, LARGE, LARGE.mT, *STATISTICS, *LARGE_GROUPS),
+    ),
+    "attention that takes them for others": (
+        False,
+        of(FLASH, *(torch.empty(1, 2, 8, 4) for _ in range(3)), 0.3),
+        of(FLASH, *(torch.empty(1, 2, 4, 8).mT for _ in range(3)), 0.3),
+    ),
+    "attention, the heads aside": (
+        True,
+        of(FLASH, *(torch.empty(1, 2, 8, 4) for _ in range(3)), 0.3),
+        of(FLASH, *(torch.empty(1, 8, 2, 4).transpose(1, 2) for _ in range(3)), 0.3),
+    ),
+    "no number": (
+        True,
+        of(torch.ops.aten.acos.default, torch.empty(4, 3)),
+        of(torch.ops.aten.acos.default, torch.empty(3, 4).t()),
+    ),
+    "complex": (
+        True,
+        of(torch.ops.aten.exp.default, torch.empty(4, 3, dtype=torch.complex64)),
+        of(torch.ops.aten.exp.default, torch.empty(3, 4, dtype=torch.complex64).t()),
+    ),
     "what is expanded": (
         True,
         of(torch.ops.aten.mul.Tensor, IMAGE[:1, :1].expand(2, 4, 6, 6), IMAGE),
         of(torch.ops.aten.mul.Tensor, IMAGE[:1, :1].expand(2, 4, 6, 6), LAST),
     ),
-    "one of a user that computes": (
+    "one of a user that takes them for others": (
         False,
         of(torch.ops.test_laid_out.in_a_row.default, IMAGE),
         of(torch.ops.test_laid_out.in_a_row.default, LAST),
@@ -380,3 +412,33 @@ def test_an_op_computes_the_same_or_not(what: str) -> None:
     before = torch.get_rng_state()
     assert computes_the_same(traced, real) == is_same
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_equal_calls_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[Any, Any]] = []
+
+    def same(call: Call, other: Call) -> bool:
+        tried.append((call.key, other.key))
+        return True
+
+    monkeypatch.setattr("rematc.passes.laid_out.computes_the_same", same)
+    LaidOut(lambda x: x.tanh() + x.exp() + (x + 1).exp())
+    assert len(tried) == len(set(tried)) > 2
+
+
+def test_of_a_card_that_is_not_here_the_strides_are_those_of_the_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To see others, ops would have to run on whatever is here."""
+
+    def run(*_: Any) -> Any:
+        raise AssertionError("an op was run")
+
+    monkeypatch.setattr(sys.modules["rematc.passes.canonicalize"], "lay_out", run)
+    posed = [{"costs": "h100"}, {"costs": "roofline", "inner": "inductor"}]
+    for settings in posed:
+        options = replace(Options(None, "eager"), **settings)
+        problem, _ = pose_model(Attended(), torch.ones(1, 3, 16, 16), None, options)
+        assert problem.graph.ops
+    with pytest.raises(Exception, match="an op was run"):
+        pose_model(Attended(), torch.ones(1, 3, 16, 16), None, Options(None, "eager", costs="roofline"))

@@ -29,13 +29,15 @@ def may_run(call: Call) -> bool:
     return not any(argument.name.startswith(LAID_OUT) for argument in compat.schema(call.target).arguments)
 
 
-def check_room(call: Call) -> None:
-    """Raise `MemoryError` where its arguments and results of the same size would not fit in free memory."""
+def check_room(call: Call, times: int = 2) -> None:
+    """Raise `MemoryError` where so many times its arguments would not fit in free memory: those, and results
+    of the same size.
+    """
     sizes = {t.device: 0 for t in call.tensors()}
     for t in call.tensors():
         sizes[t.device] += compat.hint(t.numel()) * t.element_size()
     for device, size in sizes.items():
-        if 2 * size > _free_bytes(device):
+        if times * size > _free_bytes(device):
             raise MemoryError(f"its arguments take {size / 1e9:.1f} GB on {device}")
 
 
@@ -56,12 +58,20 @@ def arguments(call: Call) -> tuple[Any, Any]:
     read in the CPU's memory and others in the GPU's: a wrong one is no error but the end of the process. So
     none is drawn.
     """
+    is_drawn_again = any(name.startswith(DRAWN_FROM) for name in _names(call))
+    return undrawn(call) if is_drawn_again else made_up((call.args, call.kwargs))
+
+
+def undrawn(call: Call) -> tuple[Any, Any]:
+    """The same, and attention without its dropout."""
     args, kwargs = made_up((call.args, call.kwargs))
-    names = [a.name for a in compat.schema(call.target).arguments] if call.is_of_torch else []
-    if not any(name.startswith(DRAWN_FROM) for name in names):
-        return args, kwargs
+    names = _names(call) or [""] * len(args)
     args = tuple(0.0 if name == DROPOUT else arg for name, arg in zip(names, args, strict=False))
     return args, kwargs | dict.fromkeys(kwargs.keys() & {DROPOUT}, 0.0)
+
+
+def _names(call: Call) -> list[str]:
+    return [a.name for a in compat.schema(call.target).arguments] if call.is_of_torch else []
 
 
 def made_up(vals: Any) -> Any:
