@@ -130,7 +130,7 @@ def _viewed(node: fx.Node) -> Any:
     if not isinstance(val, torch.Tensor) or not call.is_of_torch or 1 not in _layout(val)[0]:
         return val
     try:
-        with compat.real_tensors():
+        with compat.kernels():
             args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), _without_memory)
             real = call.target(*args, **kwargs)
     except Exception as e:  # as above

@@ -231,12 +231,20 @@ def restart() -> type[Exception]:
 
 @contextmanager
 def real_tensors() -> Iterator[None]:
-    """Leave the tracing modes for a moment: what runs inside makes real tensors, by kernels and no rules."""
-    from torch._dispatch.python import no_python_dispatcher
+    """Leave the tracing modes for a moment: what runs inside makes real tensors."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with unset_fake_temporarily(), _disable_current_modes(), no_python_dispatcher(), torch.no_grad():
+    with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
+        yield
+
+
+@contextmanager
+def kernels() -> Iterator[None]:
+    """As `real_tensors`; what runs inside is torch's own code, and no rule in Python that stands for it."""
+    from torch._dispatch.python import no_python_dispatcher
+
+    with real_tensors(), no_python_dispatcher():
         yield
 
 
