@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import rematc
 from rematc import compat
 from rematc.capture import capture
-from rematc.costs import Call, Table, computes_the_same
+from rematc.costs import Call, Table
 from rematc.options import Options
 from rematc.passes.laid_out import lay_out
 from rematc.trace import pose_model
@@ -304,114 +304,6 @@ def test_what_a_view_makes_of_one_dimension_is_what_its_kernel_does() -> None:
     assert view.meta["val"].stride() == real.stride() == (3, 1, 6, 3)
     assert exp.meta["val"].stride() == real.exp().stride()
     assert compat.storage_key(view.meta["val"]) == compat.storage_key(view.args[0].meta["val"])  # type: ignore
-
-
-@rematc.pure
-@torch.library.custom_op("test_laid_out::in_a_row", mutates_args=())
-def in_a_row(x: Tensor) -> Tensor:
-    return x.detach().as_strided((x.numel(),), (1,)).clone().view(x.shape)
-
-
-# Does an op compute the same?
-
-
-def of(target: Any, *tensors: Any, **kwargs: Any) -> Call:
-    return Call(target, tensors, kwargs)
-
-
-IMAGE = torch.empty(2, 4, 6, 6)
-LAST = IMAGE.to(memory_format=torch.channels_last)
-GROUPS = (2, 4, 36, 2)
-STATISTICS = torch.empty(2, 2), torch.empty(2, 2), torch.empty(4)
-LARGE, LARGE_GROUPS = torch.empty(2, 4, 128, 128), (2, 4, 128 * 128, 2, [False, True, True])
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-SAME: dict[str, tuple[bool, Call, Call]] = {
-    "an elementwise one": (
-        True,
-        of(torch.ops.aten.tanh.default, IMAGE),
-        of(torch.ops.aten.tanh.default, LAST),
-    ),
-    "one that goes by strides": (
-        True,
-        of(torch.ops.aten.native_group_norm.default, IMAGE, None, None, *GROUPS, 1e-5),
-        of(torch.ops.aten.native_group_norm.default, LAST, None, None, *GROUPS, 1e-5),
-    ),
-    "one that refuses them": (
-        False,
-        of(torch.ops.aten.native_group_norm.default, IMAGE, None, None, *GROUPS, 1e-5),
-        of(torch.ops.aten.native_group_norm.default, IMAGE.mT, None, None, *GROUPS, 1e-5),
-    ),
-    "one that takes them for others": (
-        False,
-        of(torch.ops.aten.native_group_norm_backward.default, IMAGE, IMAGE, *STATISTICS, *GROUPS, [True] * 3),
-        of(
-            torch.ops.aten.native_group_norm_backward.default,
-            IMAGE,
-            IMAGE.mT,
-            *STATISTICS,
-            *GROUPS,
-            [True] * 3,
-        ),
-    ),
-    "one that draws": (
-        True,
-        of(torch.ops.aten.native_dropout.default, IMAGE, 0.5, True),
-        of(torch.ops.aten.native_dropout.default, LAST, 0.5, True),
-    ),
-    "half precision": (
-        True,
-        of(torch.ops.aten.sum.dim_IntList, IMAGE.bfloat16(), [1, 2, 3]),
-        of(torch.ops.aten.sum.dim_IntList, LAST.bfloat16(), [1, 2, 3]),
-    ),
-    "sums of much, taken for others": (
-        False,
-        of(torch.ops.aten.native_group_norm_backward.default, LARGE, LARGE, *STATISTICS, *LARGE_GROUPS),
-        of(torch.ops.aten.native_group_norm_backward.default, LARGE, LARGE.mT, *STATISTICS, *LARGE_GROUPS),
-    ),
-    "attention that takes them for others": (
-        False,
-        of(FLASH, *(torch.empty(1, 2, 8, 4) for _ in range(3)), 0.3),
-        of(FLASH, *(torch.empty(1, 2, 4, 8).mT for _ in range(3)), 0.3),
-    ),
-    "attention, the heads aside": (
-        True,
-        of(FLASH, *(torch.empty(1, 2, 8, 4) for _ in range(3)), 0.3),
-        of(FLASH, *(torch.empty(1, 8, 2, 4).transpose(1, 2) for _ in range(3)), 0.3),
-    ),
-    "no number": (
-        True,
-        of(torch.ops.aten.acos.default, torch.empty(4, 3)),
-        of(torch.ops.aten.acos.default, torch.empty(3, 4).t()),
-    ),
-    "complex": (
-        True,
-        of(torch.ops.aten.exp.default, torch.empty(4, 3, dtype=torch.complex64)),
-        of(torch.ops.aten.exp.default, torch.empty(3, 4, dtype=torch.complex64).t()),
-    ),
-    "what is expanded": (
-        True,
-        of(torch.ops.aten.mul.Tensor, IMAGE[:1, :1].expand(2, 4, 6, 6), IMAGE),
-        of(torch.ops.aten.mul.Tensor, IMAGE[:1, :1].expand(2, 4, 6, 6), LAST),
-    ),
-    "one of a user that takes them for others": (
-        False,
-        of(torch.ops.test_laid_out.in_a_row.default, IMAGE),
-        of(torch.ops.test_laid_out.in_a_row.default, LAST),
-    ),
-    "one of a user, of which nobody knows": (
-        False,
-        of(torch.ops.test_laid_out.unknown.default, IMAGE),
-        of(torch.ops.test_laid_out.unknown.default, LAST),
-    ),
-}
-
-
-@pytest.mark.parametrize("what", SAME)
-def test_an_op_computes_the_same_or_not(what: str) -> None:
-    is_same, traced, real = SAME[what]
-    before = torch.get_rng_state()
-    assert computes_the_same(traced, real) == is_same
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_equal_calls_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
