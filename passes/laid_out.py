@@ -19,7 +19,7 @@ from rematc import compat
 from rematc.capture import PURE_NAMESPACES, is_symbolic
 from rematc.costs import Call, Layouts, Taken, computes_the_same, is_free
 from rematc.passes.strided import AS_STRIDED, PERMUTE, SCATTER, made, order_of
-from rematc.storages import fake_mode_of, tensors
+from rematc.storages import fake_mode_of, lie_alike, tensors
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +87,8 @@ def _read_anew(node: fx.Node, given: Mapping[fx.Node, Any], traced: Call | None,
 
 
 def _moved(val: Any, was: Any) -> bool:
-    """Is there a number in another place? Strides of dimensions of size 1 lead nowhere."""
-
-    def steps(x: Any) -> list[list[int]]:
-        return [[s for n, s in zip(*layout, strict=True) if n > 1] for layout in _layouts(x)]
-
-    return steps(val) != steps(was)
+    """Is there a number in another place?"""
+    return not all(map(lie_alike, tensors(val), tensors(was)))
 
 
 def _tried(node: fx.Node) -> Any:

@@ -16,6 +16,7 @@ from rematc.highest import forget
 from rematc.optimizer import Needs, local, optimizer_needs
 from rematc.options import COSTS, Options
 from rematc.rounding import Rounding, exactly, given_bytes
+from rematc.storages import lie_alike
 
 
 def resident_bytes(graph: Graph, device: torch.device, others_bytes: int = 0) -> int:
@@ -78,7 +79,7 @@ def epilogue_bytes(joint: fx.GraphModule, captured: Capture, rounded: Rounding =
             continue
         grad, param = node.meta["val"], primal.meta["val"]
         shared = keys.count(key) > 1
-        if shared or not _same_layout(grad, param):
+        if shared or (grad.shape == param.shape and not lie_alike(grad, param)):  # autograd's own rule
             copies.append((rounded(compat.hint(param.numel()) * param.element_size()), shared))
     kept = sum(size for size, shared in copies if shared)
     return kept + max((size for size, shared in copies if not shared), default=0)
@@ -87,14 +88,6 @@ def epilogue_bytes(joint: fx.GraphModule, captured: Capture, rounded: Rounding =
 def _storage(node: fx.Node | None) -> int | None:
     val = None if node is None else node.meta.get("val")
     return compat.storage_key(val) if isinstance(val, torch.Tensor) else None
-
-
-def _same_layout(grad: torch.Tensor, param: torch.Tensor) -> bool:
-    """Autograd's own rule: the strides agree wherever the size is above one."""
-    if not isinstance(param, torch.Tensor) or grad.shape != param.shape:
-        return True
-    steps = zip(param.shape, grad.stride(), param.stride(), strict=True)
-    return all(g == p for size, g, p in steps if compat.hint(size) > 1)
 
 
 class Training(NamedTuple):

@@ -39,6 +39,17 @@ def storages(values: Any) -> Iterator[tuple[int, int]]:
         yield compat.storage_of(tensor)
 
 
+def lie_alike(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Has each number its place in both, of one shape? Strides of dimensions of size 1 lead nowhere.
+
+    >>> x = torch.ones(2, 1, 3)
+    >>> lie_alike(x, x.as_strided((2, 1, 3), (3, 1, 1))), lie_alike(x, x.as_strided((2, 1, 3), (1, 6, 2)))
+    (True, False)
+    """
+    steps = zip(x.shape, x.stride(), y.stride(), strict=True)
+    return all(compat.hint(a) == compat.hint(b) for size, a, b in steps if compat.hint(size) > 1)
+
+
 class Followed:
     """The storages of ``values`` of ``least_bytes`` at least, for as long as somebody has them.
 
