@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rematc.errors import BudgetError
-from rematc.learn import OpNeed, learned, over_graph, said_of
+from rematc.learn import Learned, OpNeed, over_graph
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -21,10 +21,12 @@ from rematc.solve.clock import counted
 
 log = logging.getLogger(__name__)
 
-ROUNDS = 4
+ROUNDS, MORE_ROUNDS = 4, 2  # the latter where no code fits yet, but the last is `ALMOST` in the budget
+ALMOST = 0.05
 HALVES = 2  # of the way from the budget to the lowest peak, where no round has code that fits
 SLACK = 0.02  # of the budget: as much may stay unused before another plan is looked for
 WORTH = 0.05  # of the cost: what another plan must save to be lowered, which takes seconds
+FAR = 2  # times the bound: a plan so dear is not taken before all rounds are over
 LONG = 3  # times the ops of the graph, or of the cheapest plan that is as low: it takes as long to lower
 FIRST, LATER = 0.7, 0.4  # of the time limit, for a round: to lower what it finds takes longer
 LEAST_S = 1.0  # with less the solver finds a plan far too dear
@@ -62,7 +64,7 @@ def fit(
     if given is not None and _fits(found := _lowered(problem, given, peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     rounds = _Rounds(problem, peak_of_code, needs_of_ops, _Solver(options))
-    while rounds.rounds and rounds.another():
+    while rounds.has_more() and rounds.another():
         pass
     best = rounds.best or rounds.between() or rounds.smallest()
     told = _told(problem, best.plan, best.plan.peak_bytes)  # others know the graph, and not what was learned
@@ -72,42 +74,39 @@ def fit(
 class _Rounds:
     """What was learned of ``problem`` by now, and the ``best`` plan whose code fits.
 
-    ``known`` is the problem with ``more`` for some ops. ``lowest`` is, where the graph has no plan, the one
-    of the lowest peak, or of those as low that of which the code needs least.
+    ``lowest`` is, where the graph has no plan, the one of the lowest peak, or of those as low that of which
+    the code needs least. ``tried``: rounds.
     """
 
     def __init__(
         self, problem: Problem, peak_of_code: PeakOfCode, needs_of_ops: NeedsOfOps, solver: _Solver
     ) -> None:
-        self.problem, self.known, self.solver = problem, problem, solver
-        self.more: dict[int, int] = {}
+        self.problem, self.solver, self.learned = problem, solver, Learned(problem)
         self.peak_of_code, self.needs_of_ops = peak_of_code, needs_of_ops
         self.plan: Plan | None = None  # of the round before
         self.best: Fitted | None = None
         self.lowest: Fitted | None = None
-        self.needed: float = math.inf  # by the code of the round before
-        self.rounds = ROUNDS  # to go
+        self.tried = 0
+
+    def has_more(self) -> bool:
+        """May there be another round? There are more where code has almost fit, and none has yet."""
+        is_almost = not self.best and self.learned.needed <= (1 + ALMOST) * (self.problem.budget_bytes or 0)
+        return self.tried < ROUNDS + (MORE_ROUNDS if is_almost else 0)
 
     def another(self) -> bool:
         """Solve, lower and learn; False if another round is for nothing."""
-        self.rounds -= 1
+        self.tried += 1
         near = self.best.plan if self.best else self.plan  # of a plan that fits, what is left is cheaper
-        if self.best and not self._may_fit(self.best.plan):
-            return False  # so much is told of ops that to be refused, which takes long, is likely
+        if self.best and self.solver.is_spent(self.problem) and not self.solver.is_far(self.best.plan):
+            return False
         try:
             self.plan = self.solver.solved(self.known, near)
         except BudgetError as e:
-            others_come_first = self.best or (self.needed < math.inf and not self.lowest)
+            others_come_first = self.best or (self.learned.needed < math.inf and not self.lowest)
             return not others_come_first and self._refused(e.plan)
         if self.best and self.plan.cost_ns > (1 - WORTH) * self.best.plan.cost_ns:
             return False
         return self._learn(_lowered(self.known, self.plan, self.peak_of_code))
-
-    def _may_fit(self, plan: Plan) -> bool:
-        """Does what is told of ops leave room for ``plan``, of which the code fits?"""
-        lowering_bytes = min(self.known.lowering_bytes, self.problem.lowering_bytes)
-        told, budget = replace(self.known, lowering_bytes=lowering_bytes), self.problem.budget_bytes
-        return budget is None or simulate(told, plan).peak_bytes <= budget
 
     def _refused(self, floor: Plan) -> bool:
         """Look at the plan of the lowest peak: its code may need less than the graph says."""
@@ -119,23 +118,21 @@ class _Rounds:
 
     def _learn(self, found: Fitted) -> bool:
         """Is there more to try, now that what was ``found`` is known?"""
-        before, needed, plan = self.known, self.needed, found.plan
-        limit = max(before.budget_bytes or 0, simulate(before, plan).peak_bytes - before.lowering_bytes)
-        more = learned(self.problem, self.more, self.needs_of_ops(plan), limit)
-        if was_in_vain := self.rounds == 1 and not _fits(found):  # what is too much depends on the plan
-            more = {i: min(size, self.more.get(i, 0)) for i, size in more.items()}
-        self.more = more
-        told = said_of(self.problem, self.more)
-        left = over_graph(told, plan, plan.peak_bytes)
-        # What is told of an op is true of the run that needed most, and may be too much for another.
-        left = max(left, 0) if any(size > 0 for size in self.more.values()) else left
-        self.known, self.needed = replace(told, lowering_bytes=told.lowering_bytes + left), plan.peak_bytes
+        before, needed, plan = self.known, self.learned.needed, found.plan
+        was_in_vain = self.tried == ROUNDS - 1 and not _fits(found)
+        self.best = found if _fits(found) else self.best
+        best = self.best.plan if self.best else None
+        self.learned.learn(plan, self.needs_of_ops(plan), best, forgets=was_in_vain)
         if _fits(found):
-            self.best = found
             is_done = not plan.cost_ns or (_is_full(found) and not _was_held_up(before, self.known, plan))
             return self.known != before and not is_done
-        is_less = self.needed < needed  # else it is no use to ask for less, if nobody knows where
-        return self.known.costs != before.costs or (self.known != before and (is_less or was_in_vain))
+        is_of_use = plan.peak_bytes < needed or was_in_vain or bool(best)  # if nobody knows where it is less
+        return self.known.costs != before.costs or (self.known != before and is_of_use)
+
+    @property
+    def known(self) -> Problem:
+        """What the next round is to solve."""
+        return self.learned.known
 
     def _lowest(self, problem: Problem, floor: Plan) -> Fitted:
         """Of ``floor``, the plan of the lowest peak, and the cheapest as low: the cheaper one that fits.
@@ -212,6 +209,14 @@ class _Solver:
     seconds: float = 0.0
     counted_s: float = 0.0
     bound_ns: int | None = None
+
+    def is_spent(self, problem: Problem) -> bool:
+        """Have all rounds together had the time limit?"""
+        return self.counted_s >= self.options.for_ops(len(problem.graph.ops))
+
+    def is_far(self, plan: Plan) -> bool:
+        """Is ``plan`` so dear that another is worth more than the time limit?"""
+        return plan.cost_ns > FAR * (self.bound_ns or 0)
 
     def solved(self, problem: Problem, known: Plan | None = None) -> Plan:
         limit_s = self.options.for_ops(len(problem.graph.ops))

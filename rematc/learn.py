@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -9,6 +10,55 @@ from typing import NamedTuple
 from rematc.plan import Plan
 from rematc.problem import Problem
 from rematc.simulate import simulate
+
+
+class Learned:
+    """What is ``known`` of ``problem`` once code of plans was seen: it with ``more`` for some ops, by their
+    numbers, and ``lowering_bytes`` for whatever code needs over that.
+
+    ``needed``: by the code that was seen last, resident included.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = self.known = problem
+        self.more: dict[int, int] = {}
+        self.needed: float = math.inf
+
+    def learn(
+        self, plan: Plan, needs: Mapping[int, OpNeed], best: Plan | None = None, forgets: bool = False
+    ) -> None:
+        """Of code that peaks where ``plan`` says, and of what its ops were seen to need.
+
+        What is ``known`` then leaves room for the ``best`` plan of which the code fits: a problem without a
+        plan takes long to be told from others, and to know that it is one is no use here. What is too much
+        for it is not told of ops, but of all code. ``forgets``: ops that need more than the graph says are
+        forgotten, as that may be true of the plans alone that were seen.
+        """
+        told, more = self._told(plan, needs, forgets)
+        if best and _room(told, best) < 0:
+            self.known = _charged(self.known, plan, best)
+        else:
+            self.known, self.more = told, more
+        self.needed = plan.peak_bytes
+
+    def _told(self, plan: Plan, needs: Mapping[int, OpNeed], forgets: bool) -> tuple[Problem, dict[int, int]]:
+        """What is said of ops as far as that explains what the code needs, and the rest of all code."""
+        budget = self.known.budget_bytes or 0
+        limit = max(budget, simulate(self.known, plan).peak_bytes - self.known.lowering_bytes)
+        more = learned(self.problem, self.more, needs, limit)
+        if forgets:
+            more = {i: min(size, self.more.get(i, 0)) for i, size in more.items()}
+        told = said_of(self.problem, more)
+        left = over_graph(told, plan, plan.peak_bytes)
+        if left < 0:
+            more = as_alike(self.problem, more)
+            told = said_of(self.problem, more)
+            left = over_graph(told, plan, plan.peak_bytes)
+        # What is told of an op is true of the run that needed most, and may be too much for another.
+        left = max(left, 0) if any(size > 0 for size in more.values()) else left
+        if plan.peak_bytes == self.needed > budget:  # as before: what was told of ops has not helped
+            left = max(left, plan.peak_bytes - budget)
+        return replace(told, lowering_bytes=told.lowering_bytes + left), more
 
 
 class OpNeed(NamedTuple):
@@ -57,6 +107,41 @@ def learned(
             less = min(0, max(needs[i].more_bytes, -problem.graph.made_bytes(i)))
             more[i] = max(more.get(i, less), less)
     return more
+
+
+def as_alike(problem: Problem, more: Mapping[int, int]) -> dict[int, int]:
+    """``more``, and each op that needs no more than the plan says as little as any of its kind does.
+
+    Where code needs less than is known of its ops, some write in place that were not seen to: in a BERT it
+    was the softmax of one layer, and that of another is computed as it is.
+
+    >>> from rematc.graph import Graph, Op, Value
+    >>> from rematc.problem import OpCost
+    >>> g = Graph((8, 8, 8, 8, 8), tuple(Value(n, s) for s, n in enumerate("x a b c d".split())),
+    ...           tuple(Op(n, "exp", (s,), (s + 1,)) for s, n in enumerate("efgh")), (0,), (), (4,))
+    >>> as_alike(Problem(g, (OpCost(5),) * 4), {0: -8, 1: 0, 2: 3})
+    {0: -8, 1: -8, 2: 3, 3: -8}
+    """
+    least = dict[Hashable, int]()
+    for i, size in more.items():
+        least[_kind(problem, i)] = min(size, least.get(_kind(problem, i), 0))
+    ops = range(len(problem.graph.ops))
+    return {i: more[i] if more.get(i, 0) > 0 else least.get(_kind(problem, i), 0) for i in ops}
+
+
+def _charged(known: Problem, plan: Plan, best: Plan) -> Problem:
+    """``known`` with what the code of ``plan`` needs over it, whatever it runs.
+
+    Where ``best`` would not fit then, with half of the room that it leaves.
+    """
+    over, room = over_graph(known, plan, plan.peak_bytes), _room(known, best)
+    return replace(known, lowering_bytes=known.lowering_bytes + int(over if over <= room else room // 2))
+
+
+def _room(known: Problem, plan: Plan) -> float:
+    """Bytes that ``plan`` leaves of the budget."""
+    budget = known.budget_bytes
+    return math.inf if budget is None else budget - simulate(known, plan).peak_bytes
 
 
 def said_of(problem: Problem, more: Mapping[int, int]) -> Problem:

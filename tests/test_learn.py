@@ -18,7 +18,7 @@ from rematc.baselines import min_cut, recompute_all, save_all
 from rematc.errors import BudgetError, ProblemError
 from rematc.fit import fit
 from rematc.graph import Graph
-from rematc.learn import OpNeed, learned, over_graph, said_of
+from rematc.learn import Learned, OpNeed, learned, over_graph, said_of
 from rematc.options import SolveOptions
 from rematc.peak import PeakOfCode
 from rematc.plan import Plan
@@ -126,6 +126,18 @@ def test_a_plan_is_found_where_only_writing_in_place_makes_it_fit(make: Callable
     with pytest.raises(BudgetError) as refused:
         fit(limited.with_budget(smallest[1] - 1), OPTIONS, code, None, code.of_ops)
     assert refused.value.minimum_bytes == code(refused.value.plan)
+
+
+def test_where_code_needs_less_than_is_known_ops_that_are_alike_are_thought_to_write_in_place() -> None:
+    """A BERT was left a plan of thirty forward passes: all code was thought to need less, and did not."""
+    code = wide_inside()
+    with pytest.raises(BudgetError) as refused:
+        solve(code.problem, OPTIONS, budget_bytes=1)
+    plan = refused.value.plan
+    assert code(plan) < simulate(code.problem, plan).peak_bytes
+    learned = Learned(code.problem)
+    learned.learn(replace(plan, peak_bytes=code(plan)), {1: code.of_ops(plan)[1]})
+    assert learned.known == code.truth
 
 
 def test_what_was_learned_stays_within() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
@@ -13,12 +14,16 @@ from rematc.learn import OpNeed
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
+from rematc.simulate import simulate
 from rematc.solve import solve
 from rematc.solve.clock import spend
 from tests import graphs
 
 OPTIONS = SolveOptions(time_limit_s=1)
 CHAIN = graphs.each_of_its_kind(graphs.chain(12)).with_budget(9)
+WIDE = replace(
+    CHAIN, graph=replace(CHAIN.graph, storage_bytes=tuple(100 * n for n in CHAIN.graph.storage_bytes))
+).with_budget(900)
 
 
 class Rounds:
@@ -66,17 +71,63 @@ def test_a_round_starts_from_the_plan_that_fits_where_the_one_before_does_not(ro
     assert [plan and plan.backward for plan in rounds.known[:3]] == [None, first.backward, first.backward]
 
 
-def test_where_ops_are_told_to_need_too_much_for_a_plan_that_fits_no_other_is_looked_for(
-    rounds: Rounds,
+@pytest.mark.parametrize(("second", "more"), [(950, None), (2000, 100)])
+def test_what_would_be_too_much_for_a_plan_that_fits_is_said_of_all_code(
+    rounds: Rounds, second: int, more: int | None
 ) -> None:
-    """To be refused took a ViT 22 seconds, a third of its first step."""
+    """As far as that plan has half of its room left: to be refused took a ViT a third of its first step.
+
+    To look for no other left a BERT with 7 times as dear a plan.
+    """
 
     def over(plan: Plan) -> dict[int, OpNeed]:
-        return {18: OpNeed(99, 90)} if len(rounds.asked) == 2 else {}
+        return {18: OpNeed(9900, 9000)} if len(rounds.asked) == 2 else {}
 
-    needs = iter((7, 10))
-    best = fit(CHAIN, OPTIONS, lambda plan: next(needs), None, over).plan
-    assert len(rounds.asked) == 2 and best.backward == rounds.found[0].backward
+    needs = iter((700, second, 10**6))
+    best = fit(WIDE, OPTIONS, lambda plan: next(needs), None, over).plan
+    assert best.backward == rounds.found[0].backward
+    first, then, last = rounds.asked[:3]
+    assert first.costs == then.costs == last.costs
+    said = simulate(then, rounds.found[1]).peak_bytes
+    assert then.lowering_bytes < 0 < second - said
+    assert last.lowering_bytes - then.lowering_bytes == (more or second - said)
+    assert simulate(last, best).peak_bytes <= 900 == WIDE.budget_bytes
+
+
+def test_where_the_code_needs_the_same_again_it_is_said_of_all_code(rounds: Rounds) -> None:
+    """What was told of other ops has not helped: a BERT's third round found the plan of its second."""
+
+    def over(plan: Plan) -> dict[int, OpNeed]:
+        profile = simulate(WIDE, plan)
+        most, step = max(zip(profile.live_bytes, profile.steps, strict=True), key=lambda each: each[0])
+        return {step.op: OpNeed(1000, 1000 - most)}
+
+    with suppress(BudgetError):
+        fit(WIDE, OPTIONS, lambda plan: 1000, None, over)
+    assert [p.lowering_bytes for p in rounds.asked[:3]] == [0, 0, 100]
+
+
+@pytest.mark.parametrize(("first", "tried"), [(945, 6), (1000, 4)])
+def test_there_are_more_rounds_where_code_almost_fits(rounds: Rounds, first: int, tried: int) -> None:
+    """A BERT was refused a budget that one more round would have found a plan for."""
+    needs = iter(range(first, 0, -1))
+    with suppress(BudgetError):
+        fit(WIDE, OPTIONS, lambda plan: next(needs))
+    lowering = [p.lowering_bytes for p in rounds.asked if p.budget_bytes == 900]
+    is_round = [a < b for a, b in pairwise(lowering)]
+    assert (is_round.index(False) if False in is_round else len(is_round)) + 1 == tried
+
+
+@pytest.mark.parametrize(("far", "asked"), [(100.0, 2), (0.0, 4)])
+def test_where_a_plan_fits_rounds_end_with_the_time_limit_but_for_one_that_is_far_too_dear(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, far: float, asked: int
+) -> None:
+    """One half of a compile was solving, for plans that cost as much."""
+    monkeypatch.setattr("rematc.fit.FAR", far)
+    rounds.takes_all_its_time = True
+    needs = iter((700, 710, 720, 730))
+    fit(WIDE, SolveOptions(time_limit_s=100), lambda plan: next(needs))
+    assert len(rounds.asked) == asked
 
 
 def test_the_last_round_has_less_of_everything_where_ops_need_more_each_time(rounds: Rounds) -> None:
