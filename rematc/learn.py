@@ -12,6 +12,15 @@ from rematc.problem import Problem
 from rematc.simulate import simulate
 
 
+class OpNeed(NamedTuple):
+    """Bytes while an op runs in a plan's code, that run of which needs most: all that is alive, resident
+    included, and how much of it is over what the plan says.
+    """
+
+    alive_bytes: int
+    more_bytes: int
+
+
 class Learned:
     """What is ``known`` of ``problem`` once code of plans was seen: it with ``more`` for some ops, by their
     numbers, and ``lowering_bytes`` for whatever code needs over that.
@@ -59,15 +68,6 @@ class Learned:
         if plan.peak_bytes == self.needed > budget:  # as before: what was told of ops has not helped
             left = max(left, plan.peak_bytes - budget)
         return replace(told, lowering_bytes=told.lowering_bytes + left), more
-
-
-class OpNeed(NamedTuple):
-    """Bytes while an op runs in a plan's code, that run of which needs most: all that is alive, resident
-    included, and how much of it is over what the plan says.
-    """
-
-    alive_bytes: int
-    more_bytes: int
 
 
 def learned(
