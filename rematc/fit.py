@@ -32,6 +32,7 @@ FIRST, LATER = 0.7, 0.4  # of the time limit, for a round: to lower what it find
 LEAST_S = 1.0  # with less the solver finds a plan far too dear
 
 NOTE = "the bound is for what the compiler fuses here, and for the difference of its code to the graph"
+OPEN = "no search was told of all the room that its code leaves, as time or rounds were over"
 
 PeakOfCode = Callable[[Plan], int]  # what a plan's code needs, resident included
 
@@ -58,24 +59,28 @@ def fit(
     The solver counts what the graph says, the code needs more (copies that a kernel makes, an order that the
     compiler changed) or less (what is done in place). What is `learned` of it from one plan is said of the
     next, which is lowered in turn. The bound is the lowest of all rounds: it holds for each difference that
-    was met. Raises `BudgetError`, with the smallest budget that is accepted, where no code fits. A plan that
-    is ``given`` is tried first, and taken if its code fits.
+    a search was told of, and a plan that leaves more than that is not called optimal. Raises `BudgetError`,
+    with the smallest budget that is accepted, where no code fits. A plan that is ``given`` is tried first,
+    and taken if its code fits.
     """
     if given is not None and _fits(found := _lowered(problem, given, peak_of_code)):
         return Fitted(found.problem, _noted(found.plan))
     rounds = _Rounds(problem, peak_of_code, needs_of_ops, _Solver(options))
-    while rounds.has_more() and rounds.another():
-        pass
+    is_open = True
+    while is_open and rounds.has_more():
+        is_open = rounds.another()
     best = rounds.best or rounds.between() or rounds.smallest()
     told = _told(problem, best.plan, best.plan.peak_bytes)  # others know the graph, and not what was learned
-    return Fitted(told.problem, rounds.solver.accounted(told.plan, options.gap))
+    plan = rounds.solver.accounted(told.plan, options.gap)
+    return Fitted(told.problem, _as_open(plan) if is_open and rounds.best else plan)
 
 
 class _Rounds:
     """What was learned of ``problem`` by now, and the ``best`` plan whose code fits.
 
     ``lowest`` is, where the graph has no plan, the one of the lowest peak, or of those as low that of which
-    the code needs least. ``tried``: rounds.
+    the code needs least. ``tried``: rounds. ``is_nearer``: the code of the last one needs less than that of
+    the one before.
     """
 
     def __init__(
@@ -86,19 +91,20 @@ class _Rounds:
         self.plan: Plan | None = None  # of the round before
         self.best: Fitted | None = None
         self.lowest: Fitted | None = None
-        self.tried = 0
+        self.tried, self.is_nearer = 0, False
 
     def has_more(self) -> bool:
         """May there be another round? There are more where code has almost fit, and none has yet."""
-        is_almost = not self.best and self.learned.needed <= (1 + ALMOST) * (self.problem.budget_bytes or 0)
-        return self.tried < ROUNDS + (MORE_ROUNDS if is_almost else 0)
+        if self.best and self.solver.is_spent(self.problem) and not self.solver.is_far(self.best.plan):
+            return False
+        is_almost = self.learned.needed <= (1 + ALMOST) * (self.problem.budget_bytes or 0)
+        is_coming = is_almost and self.is_nearer and not self.best
+        return self.tried < ROUNDS + (MORE_ROUNDS if is_coming else 0)
 
     def another(self) -> bool:
         """Solve, lower and learn; False if another round is for nothing."""
         self.tried += 1
         near = self.best.plan if self.best else self.plan  # of a plan that fits, what is left is cheaper
-        if self.best and self.solver.is_spent(self.problem) and not self.solver.is_far(self.best.plan):
-            return False
         try:
             self.plan = self.solver.solved(self.known, near)
         except BudgetError as e:
@@ -120,13 +126,14 @@ class _Rounds:
         """Is there more to try, now that what was ``found`` is known?"""
         before, needed, plan = self.known, self.learned.needed, found.plan
         was_in_vain = self.tried == ROUNDS - 1 and not _fits(found)
+        self.is_nearer = plan.peak_bytes < needed
         self.best = found if _fits(found) else self.best
         best = self.best.plan if self.best else None
         self.learned.learn(plan, self.needs_of_ops(plan), best, forgets=was_in_vain)
         if _fits(found):
             is_done = not plan.cost_ns or (_is_full(found) and not _was_held_up(before, self.known, plan))
             return self.known != before and not is_done
-        is_of_use = plan.peak_bytes < needed or was_in_vain or bool(best)  # if nobody knows where it is less
+        is_of_use = self.is_nearer or was_in_vain or bool(best)  # if nobody knows where it is less
         return self.known.costs != before.costs or (self.known != before and is_of_use)
 
     @property
@@ -245,6 +252,12 @@ def _noted(plan: Plan) -> Plan:
     if not plan.cost_ns or plan.status == "baseline":
         return plan
     return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, NOTE))))
+
+
+def _as_open(plan: Plan) -> Plan:
+    """Nothing was proven of the room that the code of the last plan leaves: no search was told of it."""
+    open_ = replace(plan, notes=tuple(dict.fromkeys((*plan.notes, OPEN))))
+    return replace(open_, status="feasible") if plan.cost_ns and plan.status == "optimal" else open_
 
 
 def _lowered(problem: Problem, plan: Plan, peak_of_code: PeakOfCode) -> Fitted:

@@ -40,17 +40,19 @@ class Learned:
 
         What is ``known`` then leaves room for the ``best`` plan of which the code fits: a problem without a
         plan takes long to be told from others, and to know that it is one is no use here. What is too much
-        for it is not told of ops, but of all code. ``forgets``: ops that need more than the graph says are
-        forgotten, as that may be true of the plans alone that were seen.
+        for it is not told of ops, but of all code. ``forgets``: that ops of this plan need more than was
+        known is not told of them, as it may be true of this plan alone.
         """
-        told, more = self._told(plan, needs, forgets)
+        told, more = self._explained(plan, needs, forgets)
         if best and _room(told, best) < 0:
             self.known = _charged(self.known, plan, best)
         else:
             self.known, self.more = told, more
         self.needed = plan.peak_bytes
 
-    def _told(self, plan: Plan, needs: Mapping[int, OpNeed], forgets: bool) -> tuple[Problem, dict[int, int]]:
+    def _explained(
+        self, plan: Plan, needs: Mapping[int, OpNeed], forgets: bool
+    ) -> tuple[Problem, dict[int, int]]:
         """What is said of ops as far as that explains what the code needs, and the rest of all code."""
         budget = self.known.budget_bytes or 0
         limit = max(budget, simulate(self.known, plan).peak_bytes - self.known.lowering_bytes)
@@ -60,9 +62,11 @@ class Learned:
         told = said_of(self.problem, more)
         left = over_graph(told, plan, plan.peak_bytes)
         if left < 0:
-            more = as_alike(self.problem, more)
-            told = said_of(self.problem, more)
-            left = over_graph(told, plan, plan.peak_bytes)
+            alike = as_alike(self.problem, more)
+            told_alike = said_of(self.problem, alike)
+            left_then = over_graph(told_alike, plan, plan.peak_bytes)
+            if left_then <= 0:  # else the code of this plan is none of where they are
+                more, told, left = alike, told_alike, left_then
         # What is told of an op is true of the run that needed most, and may be too much for another.
         left = max(left, 0) if any(size > 0 for size in more.values()) else left
         if plan.peak_bytes == self.needed > budget:  # as before: what was told of ops has not helped
@@ -126,13 +130,15 @@ def as_alike(problem: Problem, more: Mapping[int, int]) -> dict[int, int]:
     for i, size in more.items():
         least[_kind(problem, i)] = min(size, least.get(_kind(problem, i), 0))
     ops = range(len(problem.graph.ops))
-    return {i: more[i] if more.get(i, 0) > 0 else least.get(_kind(problem, i), 0) for i in ops}
+    less = {i: max(least.get(_kind(problem, i), 0), -problem.graph.made_bytes(i)) for i in ops}
+    return {i: more[i] if more.get(i, 0) > 0 else less[i] for i in ops}
 
 
 def _charged(known: Problem, plan: Plan, best: Plan) -> Problem:
     """``known`` with what the code of ``plan`` needs over it, whatever it runs.
 
-    Where ``best`` would not fit then, with half of the room that it leaves.
+    Where ``best`` would not fit then, with half of the room that it leaves: with all of it, nothing would be
+    left to find between the two.
     """
     over, room = over_graph(known, plan, plan.peak_bytes), _room(known, best)
     return replace(known, lowering_bytes=known.lowering_bytes + int(over if over <= room else room // 2))

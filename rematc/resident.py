@@ -79,7 +79,8 @@ def epilogue_bytes(joint: fx.GraphModule, captured: Capture, rounded: Rounding =
             continue
         grad, param = node.meta["val"], primal.meta["val"]
         shared = keys.count(key) > 1
-        if shared or (grad.shape == param.shape and not lie_alike(grad, param)):  # autograd's own rule
+        is_param = isinstance(param, torch.Tensor) and grad.shape == param.shape
+        if shared or (is_param and not lie_alike(grad, param)):  # autograd's own rule
             copies.append((rounded(compat.hint(param.numel()) * param.element_size()), shared))
     kept = sum(size for size, shared in copies if shared)
     return kept + max((size for size, shared in copies if not shared), default=0)

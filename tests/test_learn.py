@@ -135,9 +135,21 @@ def test_where_code_needs_less_than_is_known_ops_that_are_alike_are_thought_to_w
         solve(code.problem, OPTIONS, budget_bytes=1)
     plan = refused.value.plan
     assert code(plan) < simulate(code.problem, plan).peak_bytes
-    learned = Learned(code.problem)
-    learned.learn(replace(plan, peak_bytes=code(plan)), {1: code.of_ops(plan)[1]})
-    assert learned.known == code.truth
+    knows = Learned(code.problem)
+    knows.learn(replace(plan, peak_bytes=code(plan)), {1: code.of_ops(plan)[1]})
+    assert knows.known == code.truth
+
+
+def test_what_the_code_shows_to_be_wrong_is_not_thought_of_ops_that_are_alike() -> None:
+    """Of three softmax, the first writes in place and the last was seen not to: the code peaks there."""
+    code = wide_inside()
+    with pytest.raises(BudgetError) as refused:
+        solve(code.problem, OPTIONS, budget_bytes=1)
+    plan, knows = refused.value.plan, Learned(code.problem)
+    said = simulate(code.problem, plan).peak_bytes
+    knows.learn(replace(plan, peak_bytes=said - 1), {1: OpNeed(said - 4, -4)})
+    assert [c.workspace_bytes for c in knows.known.costs[:5]] == [0, -4, 0, 0, 0]
+    assert knows.known.lowering_bytes == -1
 
 
 def test_what_was_learned_stays_within() -> None:

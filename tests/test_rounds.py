@@ -9,7 +9,7 @@ from itertools import count, pairwise
 import pytest
 
 from rematc.errors import BudgetError
-from rematc.fit import fit
+from rematc.fit import OPEN, fit
 from rematc.learn import OpNeed
 from rematc.options import SolveOptions
 from rematc.plan import Plan
@@ -75,7 +75,7 @@ def test_a_round_starts_from_the_plan_that_fits_where_the_one_before_does_not(ro
 def test_what_would_be_too_much_for_a_plan_that_fits_is_said_of_all_code(
     rounds: Rounds, second: int, more: int | None
 ) -> None:
-    """As far as that plan has half of its room left: to be refused took a ViT a third of its first step.
+    """Or half of that plan's room, if it is more: to be refused took a ViT a third of its first step.
 
     To look for no other left a BERT with 7 times as dear a plan.
     """
@@ -118,16 +118,19 @@ def test_there_are_more_rounds_where_code_almost_fits(rounds: Rounds, first: int
     assert (is_round.index(False) if False in is_round else len(is_round)) + 1 == tried
 
 
-@pytest.mark.parametrize(("far", "asked"), [(100.0, 2), (0.0, 4)])
+@pytest.mark.parametrize(
+    ("far", "asked", "result"), [(100.0, 2, ("feasible", True)), (0.0, 4, ("optimal", False))]
+)
 def test_where_a_plan_fits_rounds_end_with_the_time_limit_but_for_one_that_is_far_too_dear(
-    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, far: float, asked: int
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, far: float, asked: int, result: tuple[str, bool]
 ) -> None:
     """One half of a compile was solving, for plans that cost as much."""
     monkeypatch.setattr("rematc.fit.FAR", far)
     rounds.takes_all_its_time = True
     needs = iter((700, 710, 720, 730))
-    fit(WIDE, SolveOptions(time_limit_s=100), lambda plan: next(needs))
+    plan = fit(WIDE, SolveOptions(time_limit_s=100), lambda plan: next(needs)).plan
     assert len(rounds.asked) == asked
+    assert (plan.status, OPEN in plan.notes) == result  # the room that is left was not told of, or was
 
 
 def test_the_last_round_has_less_of_everything_where_ops_need_more_each_time(rounds: Rounds) -> None:
