@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, pairwise
@@ -107,15 +108,24 @@ def test_where_the_code_needs_the_same_again_it_is_said_of_all_code(rounds: Roun
     assert [p.lowering_bytes for p in rounds.asked[:3]] == [0, 0, 100]
 
 
-@pytest.mark.parametrize(("first", "tried"), [(945, 6), (1000, 4)])
-def test_there_are_more_rounds_where_code_almost_fits(rounds: Rounds, first: int, tried: int) -> None:
+@pytest.mark.parametrize(
+    ("needs", "tried"),
+    [((945, 944, 943, 942, 941, 940), 6), ((999, 998, 997, 996, 995, 994), 4), ((945, 944, 943, 944, 9), 4)],
+    ids=["nearer", "far", "no nearer"],
+)
+def test_there_are_more_rounds_where_code_comes_near(
+    rounds: Rounds, needs: Sequence[int], tried: int
+) -> None:
     """A BERT was refused a budget that one more round would have found a plan for."""
-    needs = iter(range(first, 0, -1))
-    with suppress(BudgetError):
-        fit(WIDE, OPTIONS, lambda plan: next(needs))
-    lowering = [p.lowering_bytes for p in rounds.asked if p.budget_bytes == 900]
-    is_round = [a < b for a, b in pairwise(lowering)]
-    assert (is_round.index(False) if False in is_round else len(is_round)) + 1 == tried
+    left = iter(needs)
+
+    def over(plan: Plan) -> dict[int, OpNeed]:
+        return {len(rounds.asked): OpNeed(1000, 1)}  # another op each time
+
+    with suppress(BudgetError, StopIteration):
+        fit(WIDE, OPTIONS, lambda plan: next(left), None, over)
+    told = [p.costs != WIDE.costs or p.lowering_bytes > 0 for p in rounds.asked]
+    assert told[1:tried] == [True] * (tried - 1) and not any(told[tried:])
 
 
 @pytest.mark.parametrize(
