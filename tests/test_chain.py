@@ -220,7 +220,13 @@ def test_the_lowest_plan_of_a_chain_is_no_higher_than_what_dropping_finds(proble
     assert dropped is None or dropped.plan.cost_ns > 0
 
 
-@pytest.mark.parametrize(("name", "share"), [("mlp", 0.15), ("convnext", 0.25), ("mamba", 0.2)])
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (("mlp", 0.15), ("convnext", 0.25))),
+        ("mamba", 0.2),
+    ],
+)
 def test_where_budgets_are_tight_a_second_is_enough_for_what_a_chain_costs(name: str, share: float) -> None:
     problem = corpus.load(name)
     peak = solve(problem.with_budget(None)).peak_bytes - problem.resident_bytes

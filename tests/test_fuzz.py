@@ -196,13 +196,9 @@ def test_a_thousand_times_the_smallest_budget_is_kept(program: Program) -> None:
     keeps_its_smallest_budget(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(OVERWRITTEN_THROUGH_A_VIEW, marks=pytest.mark.slow),
-        pytest.param(OVERWRITTEN_WHILE_IT_IS_READ, marks=pytest.mark.slow),
-        WITH_A_DEVICE_IN_ITS_CODE,
-    ],
+    "program", [OVERWRITTEN_THROUGH_A_VIEW, OVERWRITTEN_WHILE_IT_IS_READ, WITH_A_DEVICE_IN_ITS_CODE]
 )
 def test_what_was_wrong_under_inductor_is_right(program: Program) -> None:
     is_right_under_inductor(program)

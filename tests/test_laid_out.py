@@ -1,4 +1,4 @@
-"""Values lie in memory as ops return them: where a trace has it wrong, peaks and bits are right still."""
+"""A joint graph whose trace has strides wrong: those that ops return are written into it, or a copy is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
 import rematc
 from rematc import compat
@@ -20,25 +19,10 @@ from rematc.options import Options
 from rematc.passes.laid_out import lay_out
 from rematc.trace import pose_model
 from tests.joints import joint_of
+from tests.misled import REAL, TRACED, Attended, pair
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 CPU = torch.device("cpu")
-SHARES = 1.0, 1.4  # of the smallest budget
-TRACED, REAL = (3, 1), (1, 4)  # strides of what `pair` returns second
-
-
-@rematc.pure
-@torch.library.custom_op("test_laid_out::pair", mutates_args=())
-def pair(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.sin(), x.cos().t().contiguous().t()
-
-
-@pair.register_fake
-def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)  # wrong of the second
-
-
-pair.register_autograd(lambda ctx, first, second: first + second)
 
 
 @torch.library.custom_op("test_laid_out::unknown", mutates_args=())
@@ -69,99 +53,12 @@ def _(x: Tensor) -> Tensor:
 cut.register_autograd(lambda ctx, grad: grad)
 
 
-class Nearest(nn.Module):
-    """The gradient of a loss has the strides of its target, which convolution's backward pass then takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Conv2d(3, 16, 4, 2, 1), nn.Conv2d(16, 16, 4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made = self.leave(F.silu(self.enter(x))).permute(0, 2, 3, 1)
-        return F.mse_loss(made, made.detach().contiguous().round())
-
-
-class Turned(nn.Module):
-    """The gradient of a product has a view, flat, that there is not of what `hardswish_backward` returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-        self.second = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for first, second in zip(self.first, self.second, strict=True):
-            x = x + second(F.hardswish(first(x.transpose(0, 1)).transpose(0, 1))).sin()
-        return x.square().mean()
-
-
-class Attended(nn.Module):
-    """Attention between convolutions, of one image, as in an autoencoder for diffusion.
-
-    The trace has what `group_norm` reads contiguous, with the channels last. It isn't: so `aot_eager` fails,
-    and the kernel of the backward pass would read it in another order without a word.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.GroupNorm(4, 16) for _ in range(3))
-        self.convs = nn.ModuleList(nn.Conv2d(i, 16, 3, padding=1) for i in (3, 16, 16))
-        self.weigh = nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.silu(norm(conv(x)))
-            x = self.weigh(x.flatten(2).transpose(1, 2)).transpose(1, 2).view(x.shape) + x
-        return (self.norms[0](x) * torch.linspace(0, 1, x.numel()).view(x.shape)).square().mean()
-
-
-class Drawn(nn.Module):
-    """Which elements dropout drops depends on their strides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(16, 64), nn.Linear(64, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.leave(F.dropout(pair(self.enter(x))[1].tanh(), 0.4).exp()).square().mean()
-        return out
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "nearest": (Nearest, (4, 3, 32, 32)),
-    "turned": (Turned, (8, 64, 16)),
-    "drawn": (Drawn, (128, 16)),
-    "attended": (Attended, (1, 3, 16, 16)),
-}
-ROUNDED = ("attended",)  # a convolution of other strides adds up in another order
-
-
-def verified(name: str, budget: Any) -> rematc.Verification:
-    torch._dynamo.reset()
-    torch.manual_seed(1)
-    make, shape = MODELS[name]
-    return rematc.verify(make(), torch.randn(shape), budget, inner="eager", costs="roofline")
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_budget_is_a_bound_and_the_bits_are_eager_s(name: str) -> None:
-    with pytest.raises(rematc.BudgetError) as refused:
-        verified(name, 1)
-    for share in SHARES:
-        found = verified(name, int(share * refused.value.minimum_bytes))
-        assert found.of_largest < 1e-5 if name in ROUNDED else found.difference == 0
-        assert 0.97 * found.predicted_bytes <= found.measured_bytes <= found.predicted_bytes
-
-
-# What is written into the graph
-
-
 class LaidOut:
     """The joint graph of what ``ask`` makes of what `pair` returns second, and what was measured for it."""
 
     def __init__(self, ask: Callable[[Tensor], Any], dtype: torch.dtype = torch.float32) -> None:
         def fn(x: Tensor) -> Tensor:
-            first, second = torch.ops.test_laid_out.pair(x)
+            first, second = pair(x)
             return torch.as_tensor(ask(second)).float().sum() + first.exp().sum()
 
         x = torch.ones(4, 3, dtype=dtype, requires_grad=True)

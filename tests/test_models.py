@@ -26,11 +26,7 @@ from tests.zoo_more import ALL
 from tests.zoo_wide import SEVERAL, WIDE
 
 SHARES = (0.0, 0.15, 0.3, 0.5, 0.85, None)  # of the way from the floor x 1.02 to saving everything
-QUICKLY = (("mlp", 0.0), ("mlp", 0.5), ("unet", 0.5))  # the smallest budget of others takes long to find
-
-
-def is_quick(name: str, share: float | None) -> bool:
-    return (name != "resnet50") if share is None else (name, share) in QUICKLY
+QUICKLY = (("mlp", 0.0), ("mlp", 0.5), ("unet", 0.5), ("unet", None), ("vit", None))  # others take longer
 
 
 OP_BY_OP = [
@@ -38,7 +34,7 @@ OP_BY_OP = [
         name,
         share,
         id=f"{name}-{'no limit' if share is None else f'{share:.0%}'}",
-        marks=() if is_quick(name, share) else pytest.mark.slow,
+        marks=() if (name, share) in QUICKLY else pytest.mark.slow,
     )
     for name in ZOO
     for share in SHARES
@@ -189,7 +185,7 @@ def test_the_plan_of_any_strategy_needs_what_the_simulation_says(
     assert plan.peak_bytes - resident == pytest.approx(peak_of(case, run), rel=0.005)
 
 
-QUICK = (("mlp", None),)  # at the smallest budget: the convolutions of test_inductor
+QUICK = (("bert", None),)  # at the smallest budget: the convolutions of test_inductor
 CELLS = [(name, share) for name in ALL for share in (0.0, 0.3, None)]
 INDUCTOR = [
     pytest.param(*cell, id="-".join(map(str, cell)), marks=() if cell in QUICK else pytest.mark.slow)
@@ -205,10 +201,14 @@ def test_under_inductor_the_budget_bounds_the_peak_and_gradients_are_equal_withi
     holds_under_inductor(name, share)
 
 
-@pytest.mark.parametrize(
-    ("name", "share"), [("qwen3", 0.85), pytest.param("llama", 2 / 3, marks=pytest.mark.slow)]
-)
-def test_under_inductor_a_transformer_keeps_to_less_than_it_takes(name: str, share: float) -> None:
+LESS = [
+    ("mlp", 0.85),
+    *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (("qwen3", 0.85), ("llama", 2 / 3))),
+]
+
+
+@pytest.mark.parametrize(("name", "share"), LESS)
+def test_under_inductor_a_model_keeps_to_less_than_it_takes(name: str, share: float) -> None:
     """Above what is resident; to look for the smallest budget first takes a minute."""
     case = case_for(name, "inductor")
     problem, plan = plan_model(case.model, case.inputs, case.loss, Options(None, "inductor", measure_s=1.0))

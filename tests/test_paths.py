@@ -45,7 +45,7 @@ def spans_of(core: Core, starts: set[int]) -> Spans:
     return Spans(tuple(sorted({0, *(s for s in starts if s < n)})), n)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(problems(ops=9), st.sets(st.integers(1, 12)), st.sets(st.integers(1, 12)))
 def test_no_plan_is_cut_off(problem: Problem, few: set[int], more: set[int]) -> None:
     """Nor by the cuts of fewer spans, once some of those are told apart."""
