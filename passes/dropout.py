@@ -3,6 +3,7 @@
 As one op it can't be recomputed, for it draws; what it returns would be saved, beside the mask that backward
 reads. On a CPU, in single and double precision and on contiguous memory, the two have its bits, and leave the
 generator where it does. What is rounded to half precision is rounded in other places, and stays one op.
+Under Inductor there is such an op only where its ``fallback_random`` has it draw what eager PyTorch does.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from rematc.storages import fake_mode_of
 aten = torch.ops.aten
 
 
-def split_dropout(joint: fx.GraphModule) -> None:
-    """Take each dropout apart that can be."""
+def split_dropout(joint: fx.GraphModule, *, is_fused: bool = False) -> None:
+    """Take each dropout apart that can be. ``is_fused``: by products, which Inductor has code for."""
     for node in joint.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         if _has_the_same_bits(node):
-            _split(joint.graph, node)
+            _split(joint.graph, node, is_fused)
 
 
 def _has_the_same_bits(node: fx.Node) -> bool:
@@ -38,17 +39,18 @@ def _has_the_same_bits(node: fx.Node) -> bool:
     )
 
 
-def _split(graph: fx.Graph, node: fx.Node) -> None:
+def _split(graph: fx.Graph, node: fx.Node, is_fused: bool) -> None:
     source, p, _ = node.args
     assert isinstance(p, float)
     scale = 1 / (1 - p) if p < 1 else 0.0
     with graph.inserting_before(node):
         blank = graph.call_function(aten.empty_like.default, (source,), {"dtype": torch.bool})
         stays = graph.call_function(aten.bernoulli.p, (blank, 1 - p))
-        dropped = graph.create_node(
-            "call_function", aten.native_dropout_backward.default, (source, stays, scale), name="dropout"
-        )
-    for made in (blank, stays, dropped):
+        masked = [graph.call_function(aten.mul.Tensor, (source, stays))] if is_fused else []
+        drop = aten.mul.Tensor if is_fused else aten.native_dropout_backward.default
+        args = (*(masked or (source, stays)), scale)
+        dropped = graph.create_node("call_function", drop, args, name="dropout")
+    for made in (blank, stays, *masked, dropped):
         made.meta = {key: value for key, value in node.meta.items() if key != "val"}
         args, kwargs = fx.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
         with fake_mode_of(args), torch.no_grad():

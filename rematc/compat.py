@@ -425,11 +425,14 @@ def inductor(gm: fx.GraphModule, inputs: Any, *, partitioner: Any, compiler: Any
     """Inductor with ``partitioner`` as its custom partitioner, and ``compiler`` in place of `compile_graph`.
 
     AOTAutograd's own cache is passed over: on a hit no partitioner runs, and no plan would be shown.
+    A CPU has no CUDA graphs; where they are asked for, its code is in parts that keep what they were given.
     """
     import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import compile_fx
 
     patches = {"custom_partitioner_fn": partitioner}
+    if all(x.device.type == "cpu" for x in inputs if isinstance(x, torch.Tensor)):
+        patches["triton.cudagraphs"] = False
     with functorch_config.patch(enable_autograd_cache=False):
         compiled: Any = compile_fx(
             _without_regions(gm), inputs, inner_compile=compiler, config_patches=patches
@@ -456,6 +459,13 @@ def compile_graph(module: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
     may_write = donates() and not is_retained()
     with nullcontext() if may_write else config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
         return compile_fx_inner(module, inputs, **settings)
+
+
+def passes_tensors_alone() -> bool:
+    """Is Inductor's wrapper one in C++? Sizes that it is given become tensors, of 8 bytes on the CPU."""
+    from torch._inductor import config
+
+    return bool(config.cpp_wrapper)
 
 
 def donates() -> bool:
@@ -599,7 +609,8 @@ def lowered(
     output.meta["user_visible_output_idxs"] = []
     known = mock.patch.object(graph, "get_donated_idxs", return_value=list(donated))
     stopped = mock.patch.object(graph.GraphLowering, "compile_to_module", stop)
-    whole = config.patch(fx_graph_cache=False, graph_partition=False)  # CUDA graphs have parts, and call them
+    # CUDA graphs have parts, and call them; for a wrapper in C++ a first pass in Python keeps kernels.
+    whole = config.patch({"fx_graph_cache": False, "graph_partition": False, "triton.store_cubin": False})
     with compiling(), suppress(Stop), whole, known, stopped, without_vectors():
         compile_graph(twin, list(inputs), static_input_idxs=[], **settings)
     return found[0]

@@ -197,7 +197,7 @@ class PeakOfCode:
         with fake_mode_of(inputs):
             rehearsal = Rehearsal(inputs, self.target.rounded, self._taken, self.target.cache_bytes)
             code = self._code(forward, inputs)
-            results = rehearsal.play(code.source, inputs)
+            results = self._play(rehearsal, code, inputs)
             at_once = list(_at_once(rehearsal.batches, code, 0))
             in_forward, kept_bytes = rehearsal.peak_bytes, rehearsal.live_bytes
             saved = _in_backward_s_order(results[self.num_fwd_outputs :])
@@ -205,12 +205,24 @@ class PeakOfCode:
             rehearsal.hold([t for t in tangents if holds_tangents() or t.dim() == 0])
             donated = _donated((forward, backward), self.num_fwd_outputs)
             code = self._code(backward, [*saved, *tangents], donated, is_backward=True)
-            rehearsal.play(code.source, [*saved, *tangents], handed_over=saved)
+            self._play(rehearsal, code, [*saved, *tangents], saved)
             at_once += _at_once(rehearsal.batches, code, boundary or 0)
         end_bytes = rehearsal.live_bytes + self.problem.epilogue_bytes
         between_bytes = kept_bytes + self.problem.meanwhile_bytes
         peak_bytes = max(rehearsal.peak_bytes, between_bytes, end_bytes)
         return Footprint(peak_bytes, in_forward, kept_bytes), [] if boundary is None else at_once
+
+    def _play(
+        self, rehearsal: Rehearsal, code: Code, inputs: Sequence[Any], handed_over: Sequence[Any] = ()
+    ) -> tuple[Any, ...]:
+        """Run the code: what it returns, and is held since."""
+        made: list[torch.Tensor] = []
+        if compat.passes_tensors_alone() and device_of(self.joint).type == "cpu":
+            made = [torch.empty((), dtype=torch.int64) for x in inputs if _is_size(x)]
+        rehearsal.hold(made)
+        results = rehearsal.play(code.source, inputs, handed_over)
+        rehearsal.release(made)
+        return results
 
     def _code(
         self, module: fx.GraphModule, inputs: Sequence[Any], donated: Any = (), **settings: Any

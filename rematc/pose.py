@@ -55,11 +55,18 @@ def pose(
     _fix_sizes(joint)
     check_layouts(joint)
     runs_here = target.table is not None
-    taken = target.taken if runs_here and options.inner == "eager" else None
-    canonicalize(joint, num_fwd_outputs, runs_here=runs_here, regather=options.regather, taken=taken)
+    is_fused = options.inner != "eager"
+    canonicalize(
+        joint,
+        num_fwd_outputs,
+        runs_here=runs_here,
+        is_fused=is_fused,
+        regather=options.regather,
+        taken=target.taken if runs_here and not is_fused else None,
+    )
     captured = capture(joint, num_fwd_outputs, target.rounded)
     nodes = [nodes[0] for nodes in captured.nodes]
-    prices = target.prices(nodes, _recomputable(captured), op_by_op=options.inner == "eager")
+    prices = target.prices(nodes, _recomputable(captured), op_by_op=not is_fused)
     captured = _as_measured(captured, prices)
     costs = tuple(map(prices.of, nodes))
     resident = given.resident_bytes
@@ -70,7 +77,7 @@ def pose(
     there, meanwhile = resident + given.outside.held_bytes, given.outside.meanwhile_bytes
     copies = epilogue_bytes(joint, captured, target.rounded)
     problem = Problem(captured.graph, costs, budget, there, copies, meanwhile_bytes=meanwhile)
-    if options.inner == "eager":
+    if not is_fused:
         return captured, without_price(problem)
     from rematc.inductor import in_kernels
 

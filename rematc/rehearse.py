@@ -27,8 +27,8 @@ from rematc.tuning import Kernel, kernels_of, started
 Measure = Callable[[Sequence[Call]], Mapping[Hashable, Taken]]
 BUFFER = "buf"  # what Inductor calls the tensors that its code makes
 NOT_KNOWN = (
-    "the code that Inductor writes for this model makes a tensor in a way that rematc can't follow\n"
-    '  what to try: inner="eager", which runs op by op'
+    "the code that Inductor writes for this model does something that rematc can't follow: %s\n"
+    '  what to try: inner="eager", which runs op by op; or Inductor\'s settings as by default'
 )
 
 
@@ -126,7 +126,7 @@ class Rehearsal:
                 last = len(batches) - 1
                 if isinstance(statement, ast.Return):
                     results = tuple(names.value_of(statement.value))
-                    _check_known(results)
+                    _check_known(statement, results)
                     left = _keys(self._counted(list(names.held.values())))
                     returned = _Moment(held=self._counted(results), batch=last)
                     alive = self._count([*moments, returned, _Moment(released=left, batch=last)])
@@ -217,10 +217,13 @@ class _Names:
 
     def run(self, statement: ast.stmt) -> tuple[list[Any], list[Any]]:
         """What names hold since, and what they let go of."""
-        exec(compile(ast.Module([statement], []), "call", "exec"), self.names)
+        try:
+            exec(compile(ast.Module([statement], []), "call", "exec"), self.names)
+        except Exception as e:  # that it asserts something of numbers, say (nan_asserts): here are none
+            raise CaptureError(NOT_KNOWN % ast.unparse(statement)) from e
         touched = dict.fromkeys(n.id for n in ast.walk(statement) if isinstance(n, ast.Name))
         now = {name: _frozen(self.names[name]) for name in touched if dict.__contains__(self.names, name)}
-        _check_known(value for name, value in now.items() if name.startswith(BUFFER))
+        _check_known(statement, (value for name, value in now.items() if name.startswith(BUFFER)))
         changed = [n for n in touched if now.get(n) is not self.held.get(n)]
         self.made = [n for n in changed if n in now and n.startswith(BUFFER)]
         released = [self.held.pop(n, None) for n in changed]
@@ -250,9 +253,9 @@ def _is_part(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Subscript)
 
 
-def _check_known(values: Iterable[Any]) -> None:
-    if any(isinstance(value, _Silent) for value in values):
-        raise CaptureError(NOT_KNOWN)
+def _check_known(statement: ast.stmt, made: Iterable[Any]) -> None:
+    if any(isinstance(value, _Silent) for value in made):
+        raise CaptureError(NOT_KNOWN % ast.unparse(statement))
 
 
 _MAKERS = (torch.ops.aten.empty_strided.default, torch.ops.aten.as_strided.default)

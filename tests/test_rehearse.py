@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from rematc.costs import Call, Taken
 from rematc.errors import CaptureError
@@ -224,6 +226,13 @@ def test_nothing_is_allocated_for_fake_tensors() -> None:
 def test_code_without_call_is_refused() -> None:
     with pytest.raises(ValueError, match="no function call"):
         Rehearsal(()).play("x = 1", [])
+
+
+def test_what_asks_for_numbers_can_t_be_followed() -> None:
+    """Inductor's nan_asserts: the error came from torch's depths, and Dynamo broke the graph for it."""
+    asserted = "assert not x0.isnan().any().item()"
+    with FakeTensorMode(), pytest.raises(CaptureError, match=re.escape(asserted)):
+        played(f"{asserted}\nreturn (x0, )", of(4))
 
 
 def test_a_device_and_numbers_that_the_code_names_are_what_they_are() -> None:
