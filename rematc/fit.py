@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rematc.errors import BudgetError
-from rematc.learn import Learned, OpNeed, over_graph
+from rematc.learn import Knowledge, OpNeed, over_graph
 from rematc.options import SolveOptions
 from rematc.plan import Plan
 from rematc.problem import Problem
@@ -57,7 +57,7 @@ def fit(
     """The cheapest plan found whose lowered code stays within the budget.
 
     The solver counts what the graph says, the code needs more (copies that a kernel makes, an order that the
-    compiler changed) or less (what is done in place). What is `learned` of it from one plan is said of the
+    compiler changed) or less (what is done in place). What is learned of it from one plan is said of the
     next, which is lowered in turn. The bound is the lowest of all rounds: it holds for each difference that
     a search was told of, and a plan that leaves more than that is not called optimal. Raises `BudgetError`,
     with the smallest budget that is accepted, where no code fits. A plan that is ``given`` is tried first,
@@ -86,7 +86,7 @@ class _Rounds:
     def __init__(
         self, problem: Problem, peak_of_code: PeakOfCode, needs_of_ops: NeedsOfOps, solver: _Solver
     ) -> None:
-        self.problem, self.solver, self.learned = problem, solver, Learned(problem)
+        self.problem, self.solver, self.knowledge = problem, solver, Knowledge(problem)
         self.peak_of_code, self.needs_of_ops = peak_of_code, needs_of_ops
         self.plan: Plan | None = None  # of the round before
         self.best: Fitted | None = None
@@ -97,7 +97,7 @@ class _Rounds:
         """May there be another round? There are more where code has almost fit, and none has yet."""
         if self.best and self.solver.is_spent(self.problem) and not self.solver.is_far(self.best.plan):
             return False
-        is_almost = self.learned.needed <= (1 + ALMOST) * (self.problem.budget_bytes or 0)
+        is_almost = self.knowledge.needed <= (1 + ALMOST) * (self.problem.budget_bytes or 0)
         is_coming = is_almost and self.is_nearer and not self.best
         return self.tried < ROUNDS + (MORE_ROUNDS if is_coming else 0)
 
@@ -108,7 +108,7 @@ class _Rounds:
         try:
             self.plan = self.solver.solved(self.known, near)
         except BudgetError as e:
-            others_come_first = self.best or (self.learned.needed < math.inf and not self.lowest)
+            others_come_first = self.best or (self.knowledge.needed < math.inf and not self.lowest)
             return not others_come_first and self._refused(e.plan)
         if self.best and self.plan.cost_ns > (1 - WORTH) * self.best.plan.cost_ns:
             return False
@@ -124,12 +124,12 @@ class _Rounds:
 
     def _learn(self, found: Fitted) -> bool:
         """Is there more to try, now that what was ``found`` is known?"""
-        before, needed, plan = self.known, self.learned.needed, found.plan
-        was_in_vain = self.tried == ROUNDS - 1 and not _fits(found)
+        before, needed, plan = self.known, self.knowledge.needed, found.plan
+        was_in_vain = self.is_next_to_last and not _fits(found)
         self.is_nearer = plan.peak_bytes < needed
         self.best = found if _fits(found) else self.best
         best = self.best.plan if self.best else None
-        self.learned.learn(plan, self.needs_of_ops(plan), best, forgets=was_in_vain)
+        self.knowledge.learn(plan, self.needs_of_ops(plan), best, forgets=was_in_vain)
         if _fits(found):
             is_done = not plan.cost_ns or (_is_full(found) and not _was_held_up(before, self.known, plan))
             return self.known != before and not is_done
@@ -137,9 +137,14 @@ class _Rounds:
         return self.known.costs != before.costs or (self.known != before and is_of_use)
 
     @property
+    def is_next_to_last(self) -> bool:
+        """The last of `ROUNDS` is told nothing more of ops: that may be true of each plan alone."""
+        return self.tried == ROUNDS - 1
+
+    @property
     def known(self) -> Problem:
         """What the next round is to solve."""
-        return self.learned.known
+        return self.knowledge.known
 
     def _lowest(self, problem: Problem, floor: Plan) -> Fitted:
         """Of ``floor``, the plan of the lowest peak, and the cheapest as low: the cheaper one that fits.

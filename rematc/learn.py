@@ -21,7 +21,7 @@ class OpNeed(NamedTuple):
     more_bytes: int
 
 
-class Learned:
+class Knowledge:
     """What is ``known`` of ``problem`` once code of plans was seen: it with ``more`` for some ops, by their
     numbers, and ``lowering_bytes`` for whatever code needs over that.
 
@@ -56,7 +56,7 @@ class Learned:
         """What is said of ops as far as that explains what the code needs, and the rest of all code."""
         budget = self.known.budget_bytes or 0
         limit = max(budget, simulate(self.known, plan).peak_bytes - self.known.lowering_bytes)
-        more = learned(self.problem, self.more, needs, limit)
+        more = most_seen(self.problem, self.more, needs, limit)
         if forgets:
             more = {i: min(size, self.more.get(i, 0)) for i, size in more.items()}
         told = said_of(self.problem, more)
@@ -74,7 +74,7 @@ class Learned:
         return replace(told, lowering_bytes=told.lowering_bytes + left), more
 
 
-def learned(
+def most_seen(
     problem: Problem, before: Mapping[int, int], needs: Mapping[int, OpNeed], limit_bytes: int
 ) -> dict[int, int]:
     """What is known of ops that need more bytes than ``problem`` says, or less: the most that was seen.
@@ -89,7 +89,7 @@ def learned(
     >>> g = Graph((0, 8, 8, 8), tuple(Value(n, s) for s, n in enumerate("x a b c".split())),
     ...           tuple(Op(n, n, (s,), (s + 1,)) for s, n in enumerate("fgh")), inputs=(0,), outputs=(3,))
     >>> chain = Problem(g, (OpCost(5),) * 3)
-    >>> more = learned(chain, {}, {0: OpNeed(8, 0), 1: OpNeed(21, 5), 2: OpNeed(16, 0)}, limit_bytes=20)
+    >>> more = most_seen(chain, {}, {0: OpNeed(8, 0), 1: OpNeed(21, 5), 2: OpNeed(16, 0)}, limit_bytes=20)
     >>> more
     {0: 0, 1: 5, 2: 0}
     >>> told = said_of(chain, more)

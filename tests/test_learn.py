@@ -18,7 +18,7 @@ from rematc.baselines import min_cut, recompute_all, save_all
 from rematc.errors import BudgetError, ProblemError
 from rematc.fit import fit
 from rematc.graph import Graph
-from rematc.learn import Learned, OpNeed, learned, over_graph, said_of
+from rematc.learn import Knowledge, OpNeed, most_seen, over_graph, said_of
 from rematc.options import SolveOptions
 from rematc.peak import PeakOfCode
 from rematc.plan import Plan
@@ -135,7 +135,7 @@ def test_where_code_needs_less_than_is_known_ops_that_are_alike_are_thought_to_w
         solve(code.problem, OPTIONS, budget_bytes=1)
     plan = refused.value.plan
     assert code(plan) < simulate(code.problem, plan).peak_bytes
-    knows = Learned(code.problem)
+    knows = Knowledge(code.problem)
     knows.learn(replace(plan, peak_bytes=code(plan)), {1: code.of_ops(plan)[1]})
     assert knows.known == code.truth
 
@@ -145,7 +145,7 @@ def test_what_the_code_shows_to_be_wrong_is_not_thought_of_ops_that_are_alike() 
     code = wide_inside()
     with pytest.raises(BudgetError) as refused:
         solve(code.problem, OPTIONS, budget_bytes=1)
-    plan, knows = refused.value.plan, Learned(code.problem)
+    plan, knows = refused.value.plan, Knowledge(code.problem)
     said = simulate(code.problem, plan).peak_bytes
     knows.learn(replace(plan, peak_bytes=said - 1), {1: OpNeed(said - 4, -4)})
     assert [c.workspace_bytes for c in knows.known.costs[:5]] == [0, -4, 0, 0, 0]
@@ -186,26 +186,26 @@ def test_alike_ops_need_alike_and_the_most_that_was_seen_stays() -> None:
     """The first op of the chain reads what is resident, which has no bytes: it is like no other."""
     problem = graphs.chain(3)
     over, fits = OpNeed(5, 2), OpNeed(2, 0)
-    first = learned(problem, {}, {0: fits, 1: over}, 3)
+    first = most_seen(problem, {}, {0: fits, 1: over}, 3)
     assert first == {0: 0, 1: 2, 2: 2}
-    assert learned(problem, {}, {1: over, 2: OpNeed(3, 1)}, 3) == {1: 2, 2: 1}
-    assert learned(problem, {}, {4: over, 3: OpNeed(3, -1)}, 3) == {3: -1, 4: 2}
-    second = learned(problem, first, {1: OpNeed(6, 1), 4: OpNeed(3, -1)}, 3)
+    assert most_seen(problem, {}, {1: over, 2: OpNeed(3, 1)}, 3) == {1: 2, 2: 1}
+    assert most_seen(problem, {}, {4: over, 3: OpNeed(3, -1)}, 3) == {3: -1, 4: 2}
+    second = most_seen(problem, first, {1: OpNeed(6, 1), 4: OpNeed(3, -1)}, 3)
     assert second == {0: 0, 1: 2, 2: 2, 4: -1}
-    third = learned(problem, second, {4: OpNeed(3, 0)}, 3)
+    third = most_seen(problem, second, {4: OpNeed(3, 0)}, 3)
     assert third == {0: 0, 1: 2, 2: 2, 4: 0}
-    assert learned(problem, third, {4: OpNeed(3, -9)}, 3) == third
+    assert most_seen(problem, third, {4: OpNeed(3, -9)}, 3) == third
 
 
 def test_only_what_breaks_the_limit_is_blamed() -> None:
     """What a fused kernel has all at once depends on the plan: where it does no harm it is not counted."""
     problem, needs = graphs.chain(3), {3: OpNeed(9, 4)}
-    assert learned(problem, {}, needs, 8) == {3: 4}
-    assert learned(problem, {}, needs, 9) == {3: 0}
+    assert most_seen(problem, {}, needs, 8) == {3: 4}
+    assert most_seen(problem, {}, needs, 9) == {3: 0}
 
 
 def test_no_more_is_written_in_place_than_is_made() -> None:
-    assert learned(graphs.chain(3), {}, {0: OpNeed(1, -1), 3: OpNeed(1, -7)}, 3) == {0: -1, 3: -1}
+    assert most_seen(graphs.chain(3), {}, {0: OpNeed(1, -1), 3: OpNeed(1, -7)}, 3) == {0: -1, 3: -1}
 
 
 def test_what_is_said_of_ops_comes_on_top() -> None:
@@ -251,7 +251,7 @@ def test_what_ops_of_real_code_need_is_all_that_it_needs(fn: Callable[..., Any])
         ran = {step.op for step in simulate(peak.problem, plan).steps} - views
         assert ran >= set(needs) and len(needs) > 0.6 * len(ran)
         limit = simulate(peak.problem, plan).peak_bytes
-        told = said_of(peak.problem, learned(peak.problem, {}, needs, limit))
+        told = said_of(peak.problem, most_seen(peak.problem, {}, needs, limit))
         assert abs(over_graph(told, plan, needed)) <= 0.1 * needed
 
 
