@@ -124,6 +124,11 @@ def excesses(problem: Problem, written: Written) -> Iterator[tuple[int | None, i
             yield step.op, t, live - problem.budget_bytes
 
 
+def excess_bytes(problem: Problem, written: Written) -> int:
+    """By how much steps are over the budget, all together: what is over in few places is mended soon."""
+    return sum(excess for *_, excess in excesses(problem, written))
+
+
 class _Writer:
     """Writes backward steps, taking views again when the memory below them was made anew."""
 

@@ -12,7 +12,7 @@ from functools import partial
 from rematc.problem import Problem
 from rematc.solve.deadline import Deadline
 from rematc.solve.decode import decode, encode
-from rematc.solve.expand import Written, excesses, expand
+from rematc.solve.expand import Written, excess_bytes, expand
 from rematc.solve.fitting import fitting
 from rematc.solve.formulate import Formulation
 from rematc.solve.improve import Improver
@@ -147,16 +147,11 @@ class Search:
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), self.bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= self.budget_bytes
         is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * self.bound
-        if fits:
-            if self._is_cheap(written, self.bound):  # whatever the improver has found by now
-                self.best = self.before
-            self._offer(written)
-        else:
-            self.nearest = min(self.nearest or written, written, key=self._excess)
-            if not (is_simple or is_hopeless):
-                self._offer(
-                    fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline)
-                )
+        if fits and self._is_cheap(written, self.bound):  # whatever the improver has found by now
+            self.best = self.before
+        self._note(written)
+        if not (fits or is_simple or is_hopeless):
+            self._offer(fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
         if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
             self.is_over = self._reached() or result.finished
             return self.is_over
@@ -165,7 +160,7 @@ class Search:
             return True
         if is_hopeless and not is_trial:  # refined further it only takes longer
             return False
-        self.is_far = self.is_far or (is_simple and _needed(self.problem, written) > FAR)
+        self.is_far = self.is_far or (is_simple and self._budgets(written) > FAR)
         self.is_over = not self._refined(written, fits)
         return True
 
@@ -213,10 +208,11 @@ class Search:
     def _solved(self, program: Program, n: int, limit: Deadline) -> Result:
         """The MILP's solution, or one near that of the linear relaxation if that will do."""
         f, near, hint = program.f, program.near, self._known(program.f)
-        if near:
-            if near.finished and (near.values is None or self._is_enough(f, near)):
-                return near
-            hint = dict(enumerate(near.values)) if near.values is not None and is_large(f) else hint
+        if near and near.finished and (near.values is None or self._is_enough(f, near)):
+            return near
+        if near and near.values is not None:
+            self._note(expand(self.problem, self.merged, decode(f, near.values)))  # it may be all, in time
+            hint = dict(enumerate(near.values)) if is_large(f) else hint
         nodes = None if self.is_again else NODES
         solve = partial(f.model.solve, gap=self.asked, time_limit_s=limit.left(), node_limit=nodes, hint=hint)
         return self._meanwhile_improved(f, n, solve, limit)
@@ -269,9 +265,17 @@ class Search:
         if found:
             self.best = min(self.best or found, found, key=lambda w: w.plan.cost_ns)
 
-    def _excess(self, written: Written) -> int:
-        """By how much ops are over the budget, all together: what is over in few places is mended soon."""
-        return sum(excess for *_, excess in excesses(self.problem, written))
+    def _note(self, written: Written) -> None:
+        """Keep it if it fits and is the cheapest, or if it breaks the budget least."""
+        if written.plan.peak_bytes <= self.budget_bytes:
+            self._offer(written)
+        else:
+            self.nearest = min(self.nearest or written, written, key=partial(excess_bytes, self.problem))
+
+    def _budgets(self, written: Written) -> float:
+        """The peak of ``written`` in budgets, both above what is resident."""
+        base = self.problem.base_bytes
+        return (written.plan.peak_bytes - base) / max(1, self.budget_bytes - base)
 
     def _reached(self) -> bool:
         return self._is_cheap(self.best, self.bound)
@@ -312,9 +316,3 @@ class Search:
         else:
             return False
         return True
-
-
-def _needed(problem: Problem, written: Written) -> float:
-    """The peak of ``written`` in budgets, both above what is resident."""
-    assert problem.budget_bytes is not None
-    return (written.plan.peak_bytes - problem.base_bytes) / max(1, problem.budget_bytes - problem.base_bytes)
