@@ -149,7 +149,10 @@ class Search:
         is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * self.bound
         if fits and self._is_cheap(written, self.bound):  # whatever the improver has found by now
             self.best = self.before
-        self._note(written)
+        if fits:
+            self._offer(written)
+        else:
+            self.nearest = min(self.nearest or written, written, key=partial(excess_bytes, self.problem))
         if not (fits or is_simple or is_hopeless):
             self._offer(fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
         if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
@@ -211,7 +214,8 @@ class Search:
         if near and near.finished and (near.values is None or self._is_enough(f, near)):
             return near
         if near and near.values is not None:
-            self._note(expand(self.problem, self.merged, decode(f, near.values)))  # it may be all, in time
+            written = expand(self.problem, self.merged, decode(f, near.values))  # it may be all, in time
+            self._offer(written if written.plan.peak_bytes <= self.budget_bytes else None)
             hint = dict(enumerate(near.values)) if is_large(f) else hint
         nodes = None if self.is_again else NODES
         solve = partial(f.model.solve, gap=self.asked, time_limit_s=limit.left(), node_limit=nodes, hint=hint)
@@ -264,13 +268,6 @@ class Search:
     def _offer(self, found: Written | None) -> None:
         if found:
             self.best = min(self.best or found, found, key=lambda w: w.plan.cost_ns)
-
-    def _note(self, written: Written) -> None:
-        """Keep it if it fits and is the cheapest, or if it breaks the budget least."""
-        if written.plan.peak_bytes <= self.budget_bytes:
-            self._offer(written)
-        else:
-            self.nearest = min(self.nearest or written, written, key=partial(excess_bytes, self.problem))
 
     def _budgets(self, written: Written) -> float:
         """The peak of ``written`` in budgets, both above what is resident."""
