@@ -23,7 +23,7 @@ def canonicalize(
     num_fwd_outputs: int,
     *,
     runs_here: bool = True,
-    is_fused: bool = False,
+    for_inductor: bool = False,
     regather: bool = False,
     taken: TakenBy | None = None,
 ) -> fx.GraphModule:
@@ -32,8 +32,8 @@ def canonicalize(
     model says must be.
 
     ``joint`` is changed in place and returned, linted after every step. Not ``runs_here``: the plan is for
-    another device than the one that its values are on, and what only this one can is not done. ``is_fused``:
-    it is for Inductor.
+    another device than the one that its values are on, and what only this one can is not done.
+    ``for_inductor``: it compiles the graph, which does not run op by op.
     ``regather``: how often ranks gather what they share is left to the plan, see `rematc.regather`.
     ``taken``: what was seen of ops that run as they are in the graph; None where they don't.
     """
@@ -44,7 +44,7 @@ def canonicalize(
     joint.graph = _merged(joint.graph)
     _merge_takers(joint.graph)
     if runs_here:
-        split_dropout(joint, is_fused=is_fused)
+        split_dropout(joint, for_inductor=for_inductor)
     joint.graph.lint()
     snapshot(joint, num_fwd_outputs)
     if regather:

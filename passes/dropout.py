@@ -18,11 +18,11 @@ from rematc.storages import fake_mode_of
 aten = torch.ops.aten
 
 
-def split_dropout(joint: fx.GraphModule, *, is_fused: bool = False) -> None:
-    """Take each dropout apart that can be. ``is_fused``: by products, which Inductor has code for."""
+def split_dropout(joint: fx.GraphModule, *, for_inductor: bool = False) -> None:
+    """Take each dropout apart that can be; ``for_inductor`` by products, which that has code for."""
     for node in joint.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         if _has_the_same_bits(node):
-            _split(joint.graph, node, is_fused)
+            _split(joint.graph, node, for_inductor)
 
 
 def _has_the_same_bits(node: fx.Node) -> bool:
@@ -39,17 +39,17 @@ def _has_the_same_bits(node: fx.Node) -> bool:
     )
 
 
-def _split(graph: fx.Graph, node: fx.Node, is_fused: bool) -> None:
+def _split(graph: fx.Graph, node: fx.Node, for_inductor: bool) -> None:
     source, p, _ = node.args
     assert isinstance(p, float)
     scale = 1 / (1 - p) if p < 1 else 0.0
     with graph.inserting_before(node):
         blank = graph.call_function(aten.empty_like.default, (source,), {"dtype": torch.bool})
         stays = graph.call_function(aten.bernoulli.p, (blank, 1 - p))
-        masked = [graph.call_function(aten.mul.Tensor, (source, stays))] if is_fused else []
-        drop = aten.mul.Tensor if is_fused else aten.native_dropout_backward.default
-        args = (*(masked or (source, stays)), scale)
-        dropped = graph.create_node("call_function", drop, args, name="dropout")
+        masked = [graph.call_function(aten.mul.Tensor, (source, stays))] if for_inductor else []
+        drop = aten.mul.Tensor if for_inductor else aten.native_dropout_backward.default
+        of = masked or (source, stays)
+        dropped = graph.create_node("call_function", drop, (*of, scale), name="dropout")
     for made in (blank, stays, *masked, dropped):
         made.meta = {key: value for key, value in node.meta.items() if key != "val"}
         args, kwargs = fx.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])

@@ -461,8 +461,8 @@ def compile_graph(module: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
         return compile_fx_inner(module, inputs, **settings)
 
 
-def passes_tensors_alone() -> bool:
-    """Is Inductor's wrapper one in C++? Sizes that it is given become tensors, of 8 bytes on the CPU."""
+def sizes_become_tensors() -> bool:
+    """Is Inductor's wrapper one in C++? What sizes it is given become tensors, of 8 bytes on the CPU."""
     from torch._inductor import config
 
     return bool(config.cpp_wrapper)

@@ -125,7 +125,8 @@ class _Rounds:
     def _learn(self, found: Fitted) -> bool:
         """Is there more to try, now that what was ``found`` is known?"""
         before, needed, plan = self.known, self.knowledge.needed, found.plan
-        was_in_vain = self.is_next_to_last and not _fits(found)
+        # What ops need may be true of each plan alone: the last of `ROUNDS` is told nothing more of them.
+        was_in_vain = self.tried == ROUNDS - 1 and not _fits(found)
         self.is_nearer = plan.peak_bytes < needed
         self.best = found if _fits(found) else self.best
         best = self.best.plan if self.best else None
@@ -135,11 +136,6 @@ class _Rounds:
             return self.known != before and not is_done
         is_of_use = self.is_nearer or was_in_vain or bool(best)  # if nobody knows where it is less
         return self.known.costs != before.costs or (self.known != before and is_of_use)
-
-    @property
-    def is_next_to_last(self) -> bool:
-        """The last of `ROUNDS` is told nothing more of ops: that may be true of each plan alone."""
-        return self.tried == ROUNDS - 1
 
     @property
     def known(self) -> Problem:

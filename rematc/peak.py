@@ -215,9 +215,9 @@ class PeakOfCode:
     def _play(
         self, rehearsal: Rehearsal, code: Code, inputs: Sequence[Any], handed_over: Sequence[Any] = ()
     ) -> tuple[Any, ...]:
-        """Run the code: what it returns, and is held since."""
+        """Play the code, with the tensors that a wrapper in C++ makes of sizes held meanwhile."""
         made: list[torch.Tensor] = []
-        if compat.passes_tensors_alone() and device_of(self.joint).type == "cpu":
+        if compat.sizes_become_tensors() and device_of(self.joint).type == "cpu":
             made = [torch.empty((), dtype=torch.int64) for x in inputs if _is_size(x)]
         rehearsal.hold(made)
         results = rehearsal.play(code.source, inputs, handed_over)

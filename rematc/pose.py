@@ -55,18 +55,18 @@ def pose(
     _fix_sizes(joint)
     check_layouts(joint)
     runs_here = target.table is not None
-    is_fused = options.inner != "eager"
+    op_by_op = options.inner == "eager"
     canonicalize(
         joint,
         num_fwd_outputs,
         runs_here=runs_here,
-        is_fused=is_fused,
+        for_inductor=not op_by_op,
         regather=options.regather,
-        taken=target.taken if runs_here and not is_fused else None,
+        taken=target.taken if runs_here and op_by_op else None,
     )
     captured = capture(joint, num_fwd_outputs, target.rounded)
     nodes = [nodes[0] for nodes in captured.nodes]
-    prices = target.prices(nodes, _recomputable(captured), op_by_op=not is_fused)
+    prices = target.prices(nodes, _recomputable(captured), op_by_op=op_by_op)
     captured = _as_measured(captured, prices)
     costs = tuple(map(prices.of, nodes))
     resident = given.resident_bytes
@@ -77,7 +77,7 @@ def pose(
     there, meanwhile = resident + given.outside.held_bytes, given.outside.meanwhile_bytes
     copies = epilogue_bytes(joint, captured, target.rounded)
     problem = Problem(captured.graph, costs, budget, there, copies, meanwhile_bytes=meanwhile)
-    if not is_fused:
+    if op_by_op:
         return captured, without_price(problem)
     from rematc.inductor import in_kernels
 

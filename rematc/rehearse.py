@@ -110,7 +110,8 @@ class Rehearsal:
 
         The list of inputs is the callee's, which empties it; nobody else holds what is ``handed_over`` from
         then on. Raises `ValueError` for code without ``call``,
-        `CaptureError` for one that makes a tensor in a way that can't be followed: it would count as nothing.
+        `CaptureError` for one that makes a tensor in a way that can't be followed, as it would count as
+        nothing, or that asks for numbers, of which there are none.
         """
         names, made = _Names(inputs), list[tuple[Call, dict[int, int]]]()
         kernels = kernels_of(source) if self.cache_bytes else {}

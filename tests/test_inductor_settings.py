@@ -61,6 +61,14 @@ def test_the_budget_bounds_the_peak_and_gradients_are_eager_s(setting: str, is_d
     torch.testing.assert_close(ours, [p.grad for p in model.parameters()])
 
 
+@pytest.mark.slow
+def test_code_that_asks_for_numbers_is_refused() -> None:
+    """Dynamo broke the graph for it, without a word."""
+    settings = importlib.import_module("torch._inductor.config").patch(nan_asserts=True)
+    with settings, pytest.raises(rematc.CaptureError, match="can't follow: assert not"):
+        torch.compile(Net(), backend=rematc.backend(10**9))(torch.randn(192, 16))
+
+
 def kept(model: nn.Module, x: Tensor) -> int:
     """What the model takes where all is saved, op by op."""
     backend = rematc.backend(None, inner="eager", costs="roofline")

@@ -117,7 +117,8 @@ def test_where_the_largest_feature_is_read_far_away_it_is_not_there_while_it_is_
     assert written.plan.cost_ns < 2 * problem.forward_ns
 
 
-def test_a_plan_that_lends_takes_no_more_than_the_table_says() -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_plan_that_lends_takes_no_more_than_the_table_says(every: int) -> None:
     """However deep it is nested: what is lent is made again after that, as anything else."""
     problem = pyramid(4, inner=24)
     asked = problem.with_budget(save_all_peak(problem))
@@ -125,7 +126,7 @@ def test_a_plan_that_lends_takes_no_more_than_the_table_says() -> None:
     compared = 0
     for chain in lending(merged.core):
         plans = ChainPlans(asked, merged, chain)
-        for level in range(0, plans.levels, 3):  # each takes as long to write as a search
+        for level in range(0, plans.levels, every):
             if (found := plans._at(level)) is not None:
                 compared += found.plan.cost_ns > problem.forward_ns
                 assert found.plan.peak_bytes <= plans.low + level * plans.unit

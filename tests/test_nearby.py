@@ -147,7 +147,6 @@ def test_a_solution_that_is_near_is_not_lost_where_the_program_finds_none_in_tim
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a U-Net for diffusion a plan of 1.10 ms was, and one of 1.32 was the best that was left."""
-
     solved = Model.solve
 
     def near(f: Formulation, relaxed: Result, *_: object) -> Result:
@@ -158,13 +157,14 @@ def test_a_solution_that_is_near_is_not_lost_where_the_program_finds_none_in_tim
     monkeypatch.setattr(searching, "nearby", near)
     monkeypatch.setattr(searching.Search, "_is_enough", lambda *_: False)
     monkeypatch.setattr(Model, "solve", lambda *_, **__: Result(None, -math.inf, False))
-    found = asked = 0
+    found = 0
     for problem, least_ns in cases:
         merged = unmerged(reduce(problem))
         best = search(problem, merged, Refined(every_stage(merged.core)), 0.0, Deadline.after(60)).best
-        asked += bool(least_ns)
+        assert best is None or best.plan.peak_bytes <= (problem.budget_bytes or 0)
+        assert best is None or best.plan.cost_ns >= least_ns
         found += best is not None and best.plan.cost_ns == least_ns > 0
-    assert found > asked / 2 > 10
+    assert found >= 20
 
 
 def read_by_runs_alone() -> Problem:

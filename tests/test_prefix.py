@@ -105,7 +105,13 @@ def test_no_plan_for_a_chain_that_is_read_out_of_order_costs_less() -> None:
     assert exact > 0.6 * dear
 
 
-@pytest.mark.parametrize(("merging", "n_levels"), [(unmerged, 2), (merge, 3), (unmerged, 5)])
+@pytest.mark.parametrize(
+    ("merging", "n_levels"),
+    [
+        *((unmerged, 2), (merge, 3), (unmerged, 5)),
+        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in ((merge, 2), (unmerged, 3), (merge, 5))),
+    ],
+)
 def test_no_plan_costs_less_where_few_levels_of_bytes_are_told_apart(
     merging: Callable[[Core], Merged], n_levels: int
 ) -> None:

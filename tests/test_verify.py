@@ -144,6 +144,14 @@ def test_a_difference_is_seen_where_a_number_is_none() -> None:
     assert module._of_largest({}, {}) == 0.0
 
 
+def test_of_two_references_the_loss_tells_where_gradients_do_not() -> None:
+    """Of x + noise, those are equal whatever is drawn, and the loss was compared with another draw's."""
+    module = importlib.import_module("rematc.verify")
+    found, drawn, other = ({module.LOSS: torch.tensor(loss), "w": torch.ones(2)} for loss in (5.0, 5.0, 3.0))
+    assert module._of_largest(found, other) == 0.0
+    assert module._furthest(found, drawn) == 0.0 < module._furthest(found, other)
+
+
 def test_a_budget_that_is_broken_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """By memory that nothing told of: the loss is made of a large tensor that is not the graph's."""
     model, x = nn.Linear(4, 1), torch.ones(3, 4)
