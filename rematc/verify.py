@@ -278,7 +278,7 @@ def _of_largest(found: Gradients, expected: Gradients) -> float:
 
 
 def _furthest(found: Gradients, expected: Gradients) -> float:
-    """The same, or that of the loss: gradients may be equal though other numbers were drawn."""
+    """`_of_largest`, or as much for the loss: gradients may be equal though other numbers were drawn."""
     loss = expected[LOSS]
     return max(_of_largest(found, expected), _share(_off(found[LOSS], loss), _largest(loss)))
 

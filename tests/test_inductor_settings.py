@@ -63,7 +63,7 @@ def test_the_budget_bounds_the_peak_and_gradients_are_eager_s(setting: str, is_d
 
 @pytest.mark.slow
 def test_code_that_asks_for_numbers_is_refused() -> None:
-    """Dynamo broke the graph for it, without a word."""
+    """Dynamo took the error for a reason to break the graph."""
     settings = importlib.import_module("torch._inductor.config").patch(nan_asserts=True)
     with settings, pytest.raises(rematc.CaptureError, match="can't follow: assert not"):
         torch.compile(Net(), backend=rematc.backend(10**9))(torch.randn(192, 16))

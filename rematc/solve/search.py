@@ -147,14 +147,16 @@ class Search:
         log.debug("%d spans: at least %d ns, found %d ns", len(f.spans), self.bound, written.plan.cost_ns)
         fits = written.plan.peak_bytes <= self.budget_bytes
         is_hopeless = not result.finished and written.plan.cost_ns > HOPELESS * self.bound
-        if fits and self._is_cheap(written, self.bound):  # whatever the improver has found by now
-            self.best = self.before
         if fits:
+            if self._is_cheap(written, self.bound):  # whatever the improver has found by now
+                self.best = self.before
             self._offer(written)
         else:
             self.nearest = min(self.nearest or written, written, key=partial(excess_bytes, self.problem))
-        if not (fits or is_simple or is_hopeless):
-            self._offer(fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline))
+            if not (is_simple or is_hopeless):
+                self._offer(
+                    fitting(self.problem, self.merged, self.refined, written, self.asked, self.deadline)
+                )
         if self._reached() or (fits and self.asked <= self.final):  # the relaxation has nothing more to say
             self.is_over = self._reached() or result.finished
             return self.is_over
