@@ -86,7 +86,7 @@ def _by_milp(problem: Problem, merged: Merged, best: Written, deadline: Deadline
         written = expand(problem, merged, decode(f, result.values))
         best = min(best, written, key=_peak)
         target = _above(problem, max(bound, f.floor_bytes(result.bound)), GAP)
-        grown = refine(problem.with_budget(target), merged, refined, written)
+        grown = refine(problem.with_budget(target), merged, refined, written, at_once=16)
         if best.plan.peak_bytes <= max(target, asked) or not grown:
             break
     return best, bound
