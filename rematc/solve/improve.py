@@ -18,7 +18,7 @@ from rematc.solve.expand import Written, excesses, expand
 from rematc.solve.formulate import Formulation
 from rematc.solve.paths import add_cuts
 from rematc.solve.reduce import Core
-from rematc.solve.refine import Refined, build, refine
+from rematc.solve.refine import MANY_AT_ONCE, Refined, build, refine
 from rematc.solve.spans import tightest
 from rematc.solve.tail import Tail
 from rematc.solve.tighten import add_broken
@@ -204,7 +204,7 @@ class _Neighbourhood:
     def _refined(self, found: Written) -> bool:
         """The memory rows that ``found`` breaks are added; False if they were there."""
         self.f = None
-        return refine(self.problem, self.merged, self.refined, found, at_once=16, strict=True)
+        return refine(self.problem, self.merged, self.refined, found, at_once=MANY_AT_ONCE, strict=True)
 
 
 def mended(

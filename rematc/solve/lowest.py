@@ -17,7 +17,7 @@ from rematc.solve.merge import Merged, unmerged
 from rematc.solve.model import NODES
 from rematc.solve.narrow import Narrowing
 from rematc.solve.reduce import Core
-from rematc.solve.refine import Refined, build, refine
+from rematc.solve.refine import MANY_AT_ONCE, Refined, build, refine
 from rematc.solve.search import ROUNDS
 from rematc.solve.spans import loads, tightest
 
@@ -86,7 +86,7 @@ def _by_milp(problem: Problem, merged: Merged, best: Written, deadline: Deadline
         written = expand(problem, merged, decode(f, result.values))
         best = min(best, written, key=_peak)
         target = _above(problem, max(bound, f.floor_bytes(result.bound)), GAP)
-        grown = refine(problem.with_budget(target), merged, refined, written, at_once=16)
+        grown = refine(problem.with_budget(target), merged, refined, written, at_once=MANY_AT_ONCE)
         if best.plan.peak_bytes <= max(target, asked) or not grown:
             break
     return best, bound

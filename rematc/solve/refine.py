@@ -22,6 +22,7 @@ from rematc.solve.tighten import Cuts
 
 COEFFICIENT_S = 1.3e-6  # of work
 AT_ONCE, APART = 4, 4  # how many stages are told apart in a round, and how far from each other
+MANY_AT_ONCE = 16  # where a MILP is soon solved, and rounds are what takes long
 ROWS = 16  # other stages that get a row
 
 
