@@ -270,6 +270,15 @@ def test_the_lowest_peak_is_bounded_from_below(problem: Problem) -> None:
     assert bound <= oracle.minimum_peak(problem) <= written.plan.peak_bytes
 
 
+@settings(max_examples=25)
+@given(problems(ops=9))
+def test_so_it_is_where_there_was_no_time_to_find_the_lowest(problem: Problem) -> None:
+    merged = unmerged(reduce(problem))
+    start = expand(problem, merged, keep_all(merged.core))
+    written, bound = lowest(problem.with_budget(1), merged, start, Deadline.after(-1))
+    assert bound <= oracle.minimum_peak(problem) <= written.plan.peak_bytes
+
+
 def test_a_stage_too_large_gets_a_span_of_its_own() -> None:
     assert Spans((0,), 9).alone([3, 8]).starts == (0, 3, 4, 8)
 
