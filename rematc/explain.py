@@ -26,6 +26,10 @@ returns. Without loss_fn the model alone is planned for, as torch.compile(model)
 
 exit status: 0 the step fits the budget, 3 it does not, 2 bad input, 1 a fault of rematc's own.
 """
+PATIENCE = (
+    "planning: Inductor lowers plan after plan until the code of one fits, which can take minutes; "
+    "--inner eager takes seconds, and tells what eager ops would take"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,6 +123,8 @@ def _explain(args: argparse.Namespace) -> int:
     options = Options(args.budget, args.inner, reserve, optimizer, solve, costs=args.device or "auto")
     with without_memory() if args.device else nullcontext():
         model, inputs, loss_fn = _loaded(path, name, args)
+        if options.inner == "inductor" and args.budget is not None and sys.stderr.isatty():
+            _say(PATIENCE, args)
         problem, plan = plan_model(model, inputs, loss_fn, options)
     if args.json is not None:
         write_whole(args.json, plan.to_json() + "\n")

@@ -145,8 +145,7 @@ class _Rounds:
     def _lowest(self, problem: Problem, floor: Plan) -> Fitted:
         """Of ``floor``, the plan of the lowest peak, and the cheapest as low: the cheaper one that fits.
 
-        If the code of neither does, that whose code needs less. ``floor`` is not lowered where it is `LONG`,
-        as it is if it makes all anew for each op.
+        If the code of neither does, that whose code needs less. ``floor`` is not lowered where it is `LONG`.
         """
         cheapest = floor
         with suppress(BudgetError):  # the clock may end this search before it has found as much

@@ -92,6 +92,18 @@ def test_a_budget_that_does_not_fit(model: Path, capsys: pytest.CaptureFixture[s
     assert not plan.exists()
 
 
+def test_who_looks_on_is_told_what_takes_so_long(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal came after 80 s of nothing on the screen."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main([str(model), "--budget", "100kB"]) == 3
+    first, *others = capsys.readouterr().err.split("does not fit")
+    assert "can take minutes" in first and others
+    assert main([str(model), "--inner", "eager", "--budget", "1300kB"]) == 0
+    assert not capsys.readouterr().err
+
+
 def test_without_a_budget_everything_is_saved(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{model}:alone", "--inner", "eager"]) == 0
     assert "saved: nothing is short" in capsys.readouterr().out

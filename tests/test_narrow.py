@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import combinations
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -129,22 +128,6 @@ def test_a_plan_that_needs_no_more_than_asked_is_enough() -> None:
     narrowing.run(asked, 0.0, Deadline.after(60))
     assert narrowing.peak_bytes <= asked
     assert narrowing.bound_bytes == 0  # nothing below was asked for
-
-
-@settings(max_examples=40)
-@given(problems(ops=9), st.floats(0.3, 1.0))
-def test_what_there_is_room_for_is_kept(problem: Problem, share: float) -> None:
-    whole = unmerged(reduce(problem))
-    start = expand(problem, whole, keep_all(whole.core))
-    asked = int(share * start.plan.peak_bytes)
-    bare, kept = (Narrowing(problem, whole, start, 0) for _ in range(2))
-    kept.run(asked, 0.0, Deadline.after(60))
-    validate(problem, kept.best.plan)
-    with mock.patch("rematc.solve.narrow.keeping_more", return_value=None):
-        bare.run(asked, 0.0, Deadline.after(60))
-    assert (bare.peak_bytes <= asked) is (kept.peak_bytes <= asked)
-    if kept.peak_bytes <= asked:
-        assert kept.best.plan.cost_ns <= bare.best.plan.cost_ns
 
 
 def test_without_time_nothing_is_tried() -> None:

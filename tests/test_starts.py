@@ -8,12 +8,15 @@ import pytest
 
 from benchmarks import corpus
 from rematc.problem import Problem
+from rematc.simulate import validate
 from rematc.solve import starts
 from rematc.solve.chain import plans_of_chains
 from rematc.solve.deadline import Deadline
+from rematc.solve.drop import drop
 from rematc.solve.expand import Written, excesses, expand, keep_all
 from rematc.solve.merge import Merged, merge
 from rematc.solve.reduce import reduce
+from rematc.solve.spare import spared
 from rematc.solve.starts import first_plans
 from tests.graphs import chain, save_all_peak
 
@@ -65,16 +68,15 @@ def test_one_that_fits_needs_no_mending(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_lowest_of_a_chain_is_mended_only_if_few_ops_are_over() -> None:
     asked, merged, _ = part(corpus.load("gpt2_4"), 0.8)
-    plans = plans_of_chains(asked, merged)
-    low = plans[-1].lowest()
+    low = plans_of_chains(asked, merged)[-1].lowest()
     assert low
     slightly, far = (
         replace(asked, budget_bytes=low.plan.peak_bytes - less) for less in (1, low.plan.peak_bytes)
     )
     assert 0 < len([*excesses(slightly, low)]) <= starts.FEW < len([*excesses(far, low)])
-    assert starts._hardly_over(slightly, plans) == low
-    assert starts._hardly_over(far, plans) is None
-    assert starts._hardly_over(slightly, []) is None
+    assert starts._hardly_over(slightly, low) == low
+    assert starts._hardly_over(far, low) is None
+    assert starts._hardly_over(slightly, None) is None
 
 
 @pytest.mark.parametrize("is_dear", [True, False])
@@ -91,3 +93,29 @@ def test_where_all_plans_are_dear_one_that_asks_once_is_looked_for(
     )
     assert found.plans and len(given) == is_dear
     assert all(0 < left <= 15 for left in given)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.85, 0.95])
+def test_each_is_spared_what_it_has_room_for_and_is_there_once(share: float) -> None:
+    asked, merged, _ = part(corpus.load("gpt2_4"), share)
+    found = first_plans(asked, merged, 0, 0.01, Deadline.after(60))
+    costs = [written.plan.cost_ns for written in found.plans]
+    assert costs == sorted(costs) and costs[-1] <= starts.HOPELESS * costs[0]
+    assert len({(w.plan.saved, w.plan.backward) for w in found.plans}) == len(costs) <= starts.MOST
+    for written in found.plans:
+        validate(asked, written.plan)
+        assert spared(asked, written, Deadline.after(60)).plan.cost_ns == written.plan.cost_ns
+    dropped = drop(asked, merged)
+    assert dropped is None or (found.greedy and found.greedy.plan.cost_ns <= dropped.plan.cost_ns)
+
+
+def test_the_lowest_of_a_chain_that_fits_is_one_to_start_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a U-Net for diffusion it led to a plan of half the cost, once spared what it had room for."""
+    asked, merged, _ = part(corpus.load("gpt2_4"), 0.8)
+    for other in ("drop", "evict", "cheapest"):
+        monkeypatch.setattr(starts, other, lambda *_: None)
+    monkeypatch.setattr(starts, "reversal", lambda *_: (None, 0))
+    monkeypatch.setattr(starts, "_are_dear", lambda *_: False)
+    low = plans_of_chains(asked, merged)[-1].lowest()
+    (found,) = first_plans(asked, merged, 0, 0.01, Deadline.after(60)).plans
+    assert low and found.plan.cost_ns < low.plan.cost_ns

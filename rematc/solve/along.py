@@ -5,37 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from rematc.problem import Problem
 from rematc.solve.decode import missing
-from rematc.solve.expand import Draft, Written, expand
-from rematc.solve.merge import Merged
+from rematc.solve.expand import Draft
 from rematc.solve.reach import Group, Stop
 from rematc.solve.reduce import Core
-
-
-def keeping_more(
-    problem: Problem, merged: Merged, groups: Sequence[Group], path: Mapping[int, Stop], asked_bytes: int
-) -> Written | None:
-    """The cheapest plan of ``path`` with as many other blocks kept from forward as have room; None without.
-
-    Smallest first, and of one size those made first, or those made last.
-    """
-    core, found = merged.core, list[Written]()
-    tracked = core.held | {b for group in groups for b in group}
-    first = [b for b in range(len(core.block_bytes)) if b not in tracked]
-    for in_time in (first, first[::-1]):
-        others = sorted(in_time, key=core.block_bytes.__getitem__)
-        low, high = -1, len(others)
-        while low < high:
-            middle = (low + high + 1) // 2
-            draft = along(core, groups, path, frozenset(others[:middle]))
-            written = expand(problem, merged, draft)
-            if written.plan.peak_bytes <= asked_bytes:
-                found.append(written)
-                low = middle
-            else:
-                high = middle - 1
-    return min(found, key=lambda w: w.plan.cost_ns, default=None)
 
 
 def along(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rematc.problem import Problem
-from rematc.solve.along import along, keeping_more
+from rematc.solve.along import along
 from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Written, excesses, expand
@@ -48,7 +48,7 @@ class Narrowing:
             limit = limit or self._between(self.bound_bytes, lowest, share)
             if limit is None:
                 break
-            if self._decide(limit, asked_bytes, deadline) is None:
+            if self._decide(limit, deadline) is None:
                 lowest, highest = min(lowest, limit), max(highest, limit)
             limit = None
 
@@ -65,11 +65,8 @@ class Narrowing:
         middle, enough = (low + high) // 2, base + math.ceil((high - base) / (1 + share))
         return max(middle, enough) if enough < high else middle
 
-    def _decide(self, limit: int, asked_bytes: int, deadline: Deadline) -> bool | None:
-        """Is there a plan within ``limit``? None: neither was found nor ruled out.
-
-        Of one that needs no more than asked, what is not tracked is kept as far as there is room.
-        """
+    def _decide(self, limit: int, deadline: Deadline) -> bool | None:
+        """Is there a plan within ``limit``? None: neither was found nor ruled out."""
         core = self.whole.core
         groups, stages = self._largest(), range(len(core.stages))
         while deadline.left() > 0:
@@ -80,9 +77,6 @@ class Narrowing:
                 return False
             written = expand(self.problem, self.whole, along(core, groups, path))
             self.best = min(self.best, written, key=lambda w: w.plan.peak_bytes)
-            if self.peak_bytes <= asked_bytes:
-                kept = keeping_more(self.problem, self.whole, groups, path, asked_bytes)
-                self.best = min(self.best, kept or self.best, key=lambda w: w.plan.cost_ns)
             if written.plan.peak_bytes <= limit:
                 return True
             over = self._over(written, limit)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rematc.problem import Problem
-from rematc.solve.along import along, keeping_more
+from rematc.solve.along import along
 from rematc.solve.clock import spend
 from rematc.solve.deadline import Deadline
 from rematc.solve.expand import Written, expand
@@ -34,6 +34,7 @@ from rematc.solve.merge import Merged
 from rematc.solve.plain import PlainChain, plain_chain
 from rematc.solve.reach import Stop
 from rematc.solve.reduce import Core
+from rematc.solve.spare import spared
 
 ENTRY_S = 2e-9  # of work, for each look at an entry of the table
 LEVELS = 96  # units of memory: with more it takes long
@@ -180,8 +181,10 @@ def reversal(problem: Problem, merged: Merged, gap: float, deadline: Deadline) -
         if table.least_ns is None or (best and table.least_ns >= best.plan.cost_ns):
             break
         stops = table.stops(core)
-        found = keeping_more(problem, merged, chain, stops, problem.budget_bytes)
-        best = min(filter(None, (best, found)), key=lambda w: w.plan.cost_ns, default=None)
+        found = expand(problem, merged, along(core, chain, stops))
+        if found.plan.peak_bytes <= problem.budget_bytes:
+            found = spared(problem, found, deadline)
+            best = min(filter(None, (best, found)), key=lambda w: w.plan.cost_ns)
         if (best and best.plan.cost_ns <= (1 + gap) * bound) or deadline.left() <= 0:
             break
         whole = expand(problem, merged, along(core, chain, stops, others))

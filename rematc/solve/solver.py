@@ -34,6 +34,7 @@ from rematc.solve.reduce import reduce
 from rematc.solve.refine import Refined, complete
 from rematc.solve.search import Found, Search, search
 from rematc.solve.spans import tightest
+from rematc.solve.spare import spared
 from rematc.solve.starts import first_plans, like_known
 
 EXACT_OPS = 10
@@ -257,8 +258,10 @@ def _tightest(problem: Problem, merged: Merged) -> Written:
     limit_s = DEFAULT.for_ops(len(problem.graph.ops))  # that of ``options`` is for cheaper plans
     with paused(limit_s):
         written, bound_bytes = lowest(problem, every, start, Deadline(limit_s))
+        within = problem.with_budget(max(problem.budget_bytes, written.plan.peak_bytes))
+        written = spared(within, written, Deadline.after(limit_s))
     if written.plan.peak_bytes > problem.budget_bytes:
-        raise refusal(problem, written.plan, bound_bytes)
+        raise refusal(problem, replace(written.plan, budget_bytes=problem.budget_bytes), bound_bytes)
     same = restated(problem, merged, written) if merged.small else written
     return same if same.plan.peak_bytes <= problem.budget_bytes else written
 
