@@ -48,9 +48,7 @@ def lowest(problem: Problem, merged: Merged, start: Written, deadline: Deadline)
         until = Deadline.after(SHORT_S) if is_low() else deadline
         held = held_longer(problem, merged, max(asked, bound), until)
         is_lower = _above(problem, held.plan.peak_bytes, SLIGHTLY) < best.plan.peak_bytes
-        is_as_low = (
-            held.plan.peak_bytes == best.plan.peak_bytes
-        )  # with it, the code of a lowering may need less
+        is_as_low = held.plan.peak_bytes == best.plan.peak_bytes  # it makes more anew, to be spared
         best = held if is_lower or is_as_low or held.plan.peak_bytes <= asked < best.plan.peak_bytes else best
     if not is_low() and can_narrow:
         narrowing = Narrowing(problem, unmerged(merged.full), best, bound)
