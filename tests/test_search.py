@@ -23,7 +23,6 @@ from rematc.solve.deadline import Deadline
 from rematc.solve.drop import drop
 from rematc.solve.expand import Draft, expand, keep_all
 from rematc.solve.formulate import formulate
-from rematc.solve.lowest import lowest
 from rematc.solve.merge import unmerged
 from rematc.solve.model import Model, Result
 from rematc.solve.order import best_order, reordered
@@ -215,15 +214,6 @@ def test_cost_equals_that_of_an_exhaustive_search_on_many_more(seeds: range) -> 
         assert solve(asked).cost_ns == least_ns
 
 
-@pytest.mark.parametrize("name", [pytest.param("gpt2_24", marks=pytest.mark.slow), "vit"])
-def test_the_smallest_budget_that_a_refusal_names_is_met(name: str) -> None:
-    problem = corpus.load(name)
-    with pytest.raises(BudgetError) as refused:
-        solve(problem, SolveOptions(time_limit_s=1), budget_bytes=1)
-    least = refused.value.minimum_bytes
-    assert solve(problem, SolveOptions(time_limit_s=1), budget_bytes=least).peak_bytes <= least
-
-
 @settings(max_examples=40)
 @given(problems(ops=9))
 def test_fewer_spans_and_any_order_are_relaxations(problem: Problem) -> None:
@@ -259,24 +249,6 @@ def test_what_is_made_from_scratch_keeps_nothing() -> None:
     draft = along(reduce(chain(6)))
     assert draft.saved == frozenset()
     assert sum(map(len, draft.runs)) > 6
-
-
-@settings(max_examples=25)
-@given(problems(ops=9))
-def test_the_lowest_peak_is_bounded_from_below(problem: Problem) -> None:
-    merged = unmerged(reduce(problem))
-    start = expand(problem, merged, keep_all(merged.core))
-    written, bound = lowest(problem, merged, start, Deadline.after(60))
-    assert bound <= oracle.minimum_peak(problem) <= written.plan.peak_bytes
-
-
-@settings(max_examples=25)
-@given(problems(ops=9))
-def test_so_it_is_where_there_was_no_time_to_find_the_lowest(problem: Problem) -> None:
-    merged = unmerged(reduce(problem))
-    start = expand(problem, merged, keep_all(merged.core))
-    written, bound = lowest(problem.with_budget(1), merged, start, Deadline.after(-1))
-    assert bound <= oracle.minimum_peak(problem) <= written.plan.peak_bytes
 
 
 def test_a_stage_too_large_gets_a_span_of_its_own() -> None:
